@@ -69,11 +69,7 @@ def deberta_sizes(hidden_size: int, num_hidden_layers: int, **changes: Any) -> E
 def _deberta(
     hidden_size: int, num_hidden_layers: int, learning_rate: float, batch_size: int
 ) -> PretrainConfig:
-    """Return the settings of a size of DeBERTaV3.
-
-    Source: He et al. 2021; microsoft/DeBERTa experiments/language_model/rtd.sh for learning rate,
-    batch and steps.
-    """
+    """Return a size of DeBERTaV3. Source: He et al. 2021; microsoft/DeBERTa rtd.sh."""
     return PretrainConfig(
         model=deberta_sizes(hidden_size, num_hidden_layers, published_heads=True),
         generator=GeneratorConfig(hidden_fraction=1.0, layers_fraction=0.5),

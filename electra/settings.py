@@ -202,10 +202,7 @@ def differences(before: Any, after: Any) -> dict[str, tuple[Any, Any]]:
 
 
 def _replace(config: ConfigType, values: Mapping[str, Any], prefix: str = "") -> ConfigType:
-    """Return the config with values by dotted name applied.
-
-    All values of a dataclass change together, so its checks see the final values only.
-    """
+    """Return the config with values, by dotted name, applied at once: checks see final ones."""
     hints = _types(type(config))
     changes: dict[str, Any] = {}
     inside: dict[str, dict[str, Any]] = {}

@@ -251,10 +251,7 @@ def _read_fields(
     fields: Mapping[str, tuple[str, Any]],
     fixed: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the fields of EncoderConfig, given their names and defaults in config.json.
-
-    `fixed` are fields of theirs with the only value that our encoder supports.
-    """
+    """Return the fields of EncoderConfig, given their names and defaults in config.json."""
     for name, expected in fixed.items():
         value = values.get(name, expected)
         require(value == expected, f"{name} must be {expected!r}, not {value!r}")
@@ -419,10 +416,7 @@ _MODERN_FIELDS = _fields(
 
 
 def _write_modern(sizes: EncoderConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the names that all versions of transformers and the servers read.
-
-    The newest transformers turns rotary bases into a table; older ones and servers read fields.
-    """
+    """Return the names that all versions of transformers and the servers read."""
     bases = {"full_attention": sizes.global_rope_theta, "sliding_attention": sizes.local_rope_theta}
     return {
         **_MODERN_FIXED,
@@ -432,7 +426,7 @@ def _write_modern(sizes: EncoderConfig, tokenizer: Tokenizer) -> dict[str, Any]:
         "global_attn_every_n_layers": sizes.global_attn_every_n_layers,
         "global_rope_theta": sizes.global_rope_theta,
         "local_rope_theta": sizes.local_rope_theta,
-        "rope_parameters": {
+        "rope_parameters": {  # what the newest transformers reads in place of the two bases
             kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()
         },
         "decoder_bias": True,

@@ -166,10 +166,7 @@ def _find_new(
 def _note_time(
     settings: PretrainConfig, shards: Path | None = None, seconds: float | None = None
 ) -> None:
-    """Say of a run of days on a CPU, before it begins, how long it takes, and what takes less.
-
-    The vocabulary is that of the shards, if they are given; without `seconds` they are estimated.
-    """
+    """Say of a run of days on a CPU, before it begins, how long it takes, and what takes less."""
     sizes, train = settings.model, settings.train
     tokens = train.steps * train.batch_size * settings.examples.sequence_length
     if 72 * sizes.num_hidden_layers * sizes.hidden_size**2 * tokens < HOURS:

@@ -230,17 +230,14 @@ def find_pieces(old: Tokenizer, new: Tokenizer) -> list[list[int]]:
 
 
 def _extend_vocabulary(network: SavedNetwork, pieces: list[list[int]]) -> SavedNetwork:
-    """Return a network with a row for each token: the mean of its pieces, from `find_pieces`.
-
-    New tokens take the rows that no token had, if there are any.
-    """
+    """Return a network with a row for each token: the mean of its pieces, from `find_pieces`."""
 
     def extend(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         extended = dict(tensors)
         for name in {TOKENS, OUTPUT_BIAS} & tensors.keys():
             old = tensors[name]
             rows = [old[each[0]] if len(each) == 1 else old[each].mean(dim=0) for each in pieces]
-            extended[name] = torch.cat([torch.stack(rows), old[len(pieces) :]])
+            extended[name] = torch.cat([torch.stack(rows), old[len(pieces) :]])  # spare rows
         return extended
 
     encoder, head = extend(network.encoders[0]), extend(network.head)
@@ -249,17 +246,7 @@ def _extend_vocabulary(network: SavedNetwork, pieces: list[list[int]]) -> SavedN
 
 
 def _extend_positions(network: SavedNetwork, number: int, how: PositionRows) -> SavedNetwork:
-    """Return a network that reads longer rows.
-
-    Rotary positions turn more slowly. The base of the global layers grows with the length to the
-    power d / (d - 2), where d is the width of a head: the slowest pair of dimensions then turns as
-    far over the longest row as before, and the fastest one as far over one token. Windows and base
-    of local layers stay.
-
-    Distances stay as they are: beyond the last bucket all are one.
-
-    Source: "NTK-aware" interpolation, section 3.1 of Peng et al. 2023 (YaRN).
-    """
+    """Return a network that reads longer rows; relative positions, in buckets, stay as they are."""
     sizes, tensors = network.sizes, dict(network.encoders[0])
     most = sizes.max_position_embeddings
     is_learned = POSITIONS in tensors
@@ -281,6 +268,8 @@ def _extend_positions(network: SavedNetwork, number: int, how: PositionRows) -> 
             rows = F.interpolate(old.T[None], number, mode="linear", align_corners=True)[0].T
         tensors[POSITIONS] = rows.contiguous()
     elif sizes.architecture == "modernbert":
+        # "NTK-aware" interpolation, section 3.1 of Peng et al. 2023 (YaRN): the slowest pair of
+        # dimensions turns as far over the longest row as before, the fastest over one token.
         factor = (number / most) ** (sizes.head_size / (sizes.head_size - 2))
         longer = dataclasses.replace(longer, global_rope_theta=sizes.global_rope_theta * factor)
     return dataclasses.replace(network, sizes=longer, encoders=(tensors,))

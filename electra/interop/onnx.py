@@ -257,11 +257,7 @@ def open_session(path: Path, threads: int = 0) -> Any:
 def _run_both(
     path: Path, graph: Graph, batches: Iterable[Rows], only: int | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield each output of the network and of the file for each batch, without padding.
-
-    Outputs at tokens stand in one row, at those with the id `only` if it is given; the logits of an
-    answer's start or end keep their place.
-    """
+    """Yield each output of network and file for each batch, without padding, or at id `only`."""
     session = open_session(path)
     read = {each.name for each in session.get_inputs()}
     for rows in batches:
@@ -304,10 +300,7 @@ def _draw_rows(graph: Graph) -> Iterator[Rows]:
 
 
 def _make_rows(graph: Graph, tokenizer: Tokenizer, text: Sequence[str]) -> Iterator[Rows]:
-    """Yield batches of lines; a row of a pair, question or choice is two lines in succession.
-
-    Of a multiple choice each row has four choices.
-    """
+    """Yield batches of lines; a row of a pair, question or choice is two lines in succession."""
     longest = min(TEXT_LENGTH, graph.encoder.config.max_position_embeddings) - 3
     is_pair = graph.is_pair or graph.kind in ("QuestionAnswering", "MultipleChoice")
     lines = [ids[: longest // 2 if is_pair else longest] for ids in tokenizer.encode_batch(text)]

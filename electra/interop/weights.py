@@ -114,10 +114,7 @@ def read_source(path: Path) -> Source:
 def _note(
     weights: Weights, names: Mapping[str, str], left: dict[str, None], before: str = ""
 ) -> Weights:
-    """Return tensors under new names, given with the old ones; `left` has them until they are read.
-
-    There `before` stands before the old names.
-    """
+    """Return tensors under new names; what is read leaves `left`, whose names `before` begins."""
 
     def read(name: str) -> Tensor:
         left.pop(before + names[name], None)

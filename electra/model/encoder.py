@@ -166,10 +166,7 @@ class Encoder(nn.Module):
         where: Tensor | Places | RelativePlaces | None,
         masks: DropoutMasks | None,
     ) -> Tensor:
-        """Return the hidden states (B, L, H) after a layer; after the last one, those to return.
-
-        Source, of the enhanced mask decoder: microsoft/DeBERTa EnhancedMaskDecoder.
-        """
+        """Return the hidden states (B, L, H) after a layer; after the last one, those to return."""
 
         def run(*more: Tensor) -> Tensor:
             if self.recompute_activations and self.training:
@@ -184,7 +181,7 @@ class Encoder(nn.Module):
             return states
 
         is_last = number == len(self.layers) - 1
-        if is_last and self.position_embeddings is not None:
+        if is_last and self.position_embeddings is not None:  # DeBERTa's EnhancedMaskDecoder
             positions_LH = self.position_embeddings.weight[: x_BLH.shape[1]]
             return run(run(x_BLH + positions_LH.to(x_BLH.dtype)))
         y_BLH = run()

@@ -116,10 +116,7 @@ def _apply_post_norm(
     table_RH: Tensor | None = None,
     rows_T: Tensor | None = None,
 ) -> Tensor:
-    """Return the hidden states (B, L, H) after a layer.
-
-    Queries are those of `DisentangledLayer.forward`, table and rows `RelativePlaces`'.
-    """
+    """Return a layer's states; queries of `DisentangledLayer`, table, rows of `RelativePlaces`."""
     B, L, H = x_BLH.shape
     attention, num_heads = layer.attention, layer.attention.num_heads
     of_probs = Kept.draw(attention.dropout, (B * num_heads, L, L), masks)
@@ -221,12 +218,7 @@ def _skew(products: Tensor, length: int) -> Tensor:
 
 
 class _PostAttention(torch.autograd.Function):
-    """norm(x + dropout(attention(x))): (B, L, H) to (M, H), in the compute dtype.
-
-    The parameters are float32: weight and bias of query, key and value, of the output, of the norm.
-    With a table of distances attention is disentangled, and heads come before rows. Queries of
-    other states than `x_BLH` are what the result is added to.
-    """
+    """norm(x + dropout(attention(x))): (B, L, H) to (M, H), in the compute dtype."""
 
     @staticmethod
     def forward(
@@ -244,7 +236,7 @@ class _PostAttention(torch.autograd.Function):
     ) -> Tensor:
         B, L, H = x_BLH.shape
         N, D = num_heads, H // num_heads
-        swaps = table_RH is not None
+        swaps = table_RH is not None  # attention is disentangled, and heads come before rows
         W_qkv, b_qkv, W_o, b_o = (each.to(x_BLH.dtype) for each in parameters[:4])
         g, h = parameters[4:]
         x_MH = x_BLH.reshape(-1, H)
@@ -320,10 +312,7 @@ class _PostAttention(torch.autograd.Function):
 
 
 class _PostFeedForward(torch.autograd.Function):
-    """norm(x + dropout(feed_forward(x))), (M, H).
-
-    The parameters are float32: weight and bias of both linear maps and of the norm.
-    """
+    """norm(x + dropout(feed_forward(x))), (M, H)."""
 
     @staticmethod
     def forward(ctx: Any, x_MH: Tensor, of_output: Kept, eps: float, *parameters: Tensor) -> Tensor:
@@ -386,11 +375,7 @@ class FusedPreNormLayer(PreNormLayer):
 
 
 class _PreAttention(torch.autograd.Function):
-    """x + dropout(attention(norm(x))): (B, L, H) to (M, H), in the compute dtype.
-
-    The parameters are float32, None where there is none: weight and bias of query, key and value,
-    of the output, of the norm.
-    """
+    """x + dropout(attention(norm(x))): (B, L, H) to (M, H), in the compute dtype."""
 
     @staticmethod
     def forward(
@@ -469,11 +454,7 @@ class _PreAttention(torch.autograd.Function):
 
 
 class _PreFeedForward(torch.autograd.Function):
-    """x + feed_forward(norm(x)), gated, with dropout inside; (M, H).
-
-    The parameters are float32, None where there is none: weight and bias of both linear maps and of
-    the norm.
-    """
+    """x + feed_forward(norm(x)), gated, with dropout inside; (M, H)."""
 
     @staticmethod
     def forward(

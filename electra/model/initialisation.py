@@ -70,10 +70,7 @@ def init_weights(module: nn.Module, std: float, rng: torch.Generator) -> None:
 
 
 def _draw_truncated_normal(weight: Tensor, std: float, rng: torch.Generator) -> None:
-    """Draw from a normal of which values beyond two deviations are drawn again.
-
-    torch's own function draws other numbers from the same seed in torch 2.11 than in 2.13.
-    """
+    """Draw a normal cut at two deviations; torch 2.11's own draws others than torch 2.13's."""
     weight.normal_(std=std, generator=rng)
     while (is_outside := weight.abs() > 2 * std).any():
         again = torch.empty_like(weight).normal_(std=std, generator=rng)

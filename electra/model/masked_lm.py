@@ -186,10 +186,7 @@ def _score(
     options: tuple[float | Tensor, bool],
     needs_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return loss, sampled tokens and hits of some rows, and the bias's gradient if needed.
-
-    The logits come without the bias, which is -inf in the padding; their gradient overwrites them.
-    """
+    """Return loss, sampled tokens, hits and the bias's gradient; logits become their gradient."""
     exact_RW = logits_RW.float().add_(bias_W)  # an add of mixed dtypes takes twice as long
     target_logit_R1 = exact_RW.gather(1, target_R1)
     # Largest logit and sum of each block come from one pass over the logits where these operations
@@ -225,12 +222,8 @@ def _score(
 
 
 def _draw(exp_RKB: Tensor, scale_RK: Tensor, sums_RK: Tensor, uniform_R1: Tensor) -> Tensor:
-    """Return a token (R, 1) drawn in proportion to exp * scale, of which each block has a sum.
-
-    The cumulative sum over blocks gives the block, the one within the block the column. The result
-    is that of a cumulative sum over the whole row, which would take longer.
-    """
-    cumulative_RK = sums_RK.cumsum(dim=-1)
+    """Return a token (R, 1) drawn in proportion to exp * scale, of which each block has a sum."""
+    cumulative_RK = sums_RK.cumsum(dim=-1)  # over the whole row it would take longer
     threshold_R1 = uniform_R1 * cumulative_RK[:, -1:]
     block_R1 = _find(cumulative_RK, threshold_R1)
     rest_R1 = threshold_R1 - (cumulative_RK.gather(1, block_R1) - sums_RK.gather(1, block_R1))

@@ -131,10 +131,8 @@ def find_block(length: int, half_window: int) -> int:
 def _find_angles(
     length: int, head_size: int, theta: float, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return cosine and signed sine of the angles of all positions (L, D), float32.
-
-    Source: Su et al. 2021, "RoFormer"; the halves of a head are paired, as in transformers.
-    """
+    """Return cosine and signed sine of the angles of all positions (L, D), float32."""
+    # Su et al. 2021, "RoFormer"; the halves of a head are paired, as in transformers.
     pairs = torch.arange(0, head_size, 2, dtype=torch.float32, device=device)
     frequencies = 1.0 / theta ** (pairs / head_size)
     positions = torch.arange(length, dtype=torch.float32, device=device)

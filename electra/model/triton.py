@@ -62,14 +62,10 @@ def _halves(words):
 
 @triton.jit
 def _dropout_scale(seed, head, rows, num_dropped, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """Return what dropout multiplies the probabilities of some rows of one head by.
-
-    That is 0 or 1 / (1 - prob), with prob = num_dropped / 65536. Each call of the generator gives
-    eight numbers of 16 bits.
-    """
+    """Return dropout's factors, 0 or 1 / (1 - prob), of some rows of one head."""
     eighths = tl.arange(0, BLOCK // 8)
     places = (head * BLOCK + rows[:, None]) * (BLOCK // 8) + eighths[None, :]
-    a, b, c, d = tl.randint4x(tl.load(seed), places, n_rounds=7)
+    a, b, c, d = tl.randint4x(tl.load(seed), places, n_rounds=7)  # two numbers of 16 bits each
     numbers = tl.join(tl.join(_halves(a), _halves(b)), tl.join(_halves(c), _halves(d)))
     kept = tl.reshape(numbers, (ROWS, BLOCK)) >= num_dropped
     return tl.where(kept, 65536.0 / (65536 - num_dropped), 0.0)
@@ -293,10 +289,7 @@ def _(
 def _describe(
     qkv_BL3ND: Tensor, mask_BNLL: Tensor | None, prob: float, rows: int
 ) -> tuple[Tensor, tuple[int, ...], dict[str, int]]:
-    """Return the mask, numbers and constants of a kernel of attention.
-
-    The numbers are dropout's of 65,536 and the mask's strides along rows, positions and keys.
-    """
+    """Return the mask of a kernel of attention, its numbers (dropout, strides) and constants."""
     B, L, _, _, D = qkv_BL3ND.shape
     mask = qkv_BL3ND if mask_BNLL is None else mask_BNLL.expand(B, 1, L, L)
     strides = (0, 0, 0) if mask_BNLL is None else (mask.stride(0), mask.stride(2), mask.stride(3))

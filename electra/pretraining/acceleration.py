@@ -146,11 +146,7 @@ class AcceleratedStep(Step):
             return self.captures[shape](batch)
 
     def _do_plain(self, number: int, batch: Batch, learning_rate: float) -> Outcome:
-        """Run the rare step whose batch differs in its mask, neither compiled nor captured.
-
-        Without short rows a few batches of an epoch are padded. A form of their own would take a
-        minute to compile, in the middle of a run, and memory for a second capture.
-        """
+        """Run a rare padded step; a form of its own would take a minute to compile, and memory."""
         self.prepares = False
         fast, self.functions = self.functions, self.plain
         try:

@@ -152,10 +152,7 @@ class Window:
         return record, skipped
 
     def _compare_ranks(self) -> dict[str, Any]:
-        """Return the time waiting for data and the peak memory: the most of any process.
-
-        With several processes, also the least, and the rank that has the most.
-        """
+        """Return waiting and peak memory, the most of any process; of several also the least."""
         own = torch.tensor([self.clock.waited, self.step.machine.peak_memory], dtype=torch.float64)
         of_ranks = gather_over_ranks(own)
         record: dict[str, Any] = {}
@@ -497,12 +494,7 @@ class SilentJournal:
 
 @contextmanager
 def _profiled(path: Path, train: TrainConfig, first_step: int) -> Iterator[Callable[[], None]]:
-    """Yield what to call after each step: `train.profile_step` steps on, a profile is recorded.
-
-    The file has the operations on the CPU and on the device in the format of Chrome's traces. One
-    step before the first recorded one warms the profiler up. A session that begins later than that
-    records nothing.
-    """
+    """Yield what to call after each step; steps from `train.profile_step` on are recorded."""
     before = train.profile_step - first_step - 1
     if not train.profile_step or before < 0:
         yield lambda: None

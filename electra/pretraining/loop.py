@@ -173,10 +173,7 @@ def _resume(
     machine: Machine,
     end: float,
 ) -> dict[str, Any]:
-    """Continue a run until `end` on the monotonic clock, with the settings of a command if given.
-
-    Process 0 alone reads the run folder.
-    """
+    """Continue a run until `end` on the monotonic clock, with a command's settings if given."""
     with _writing(run), _hold(run, machine):
         found = read_run(run, given, machine.name) if machine.rank == 0 else None
         config, changed, source, ranking, begun_from = from_rank_0(found)
@@ -482,13 +479,9 @@ def _load_newest(run: Path, step: Step) -> Totals:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Keep Python's garbage collector out of the context, where it would pause steps.
-
-    The steps make no cycles, so that reference counts free what they leave. Objects that live
-    already are never searched again.
-    """
+    """Keep Python's garbage collector from pausing steps, which make no cycles."""
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # what lives already is never searched again
     gc.disable()
     try:
         yield

@@ -176,14 +176,11 @@ def _layer_bytes(encoder: Encoder, input_ids_BL: Tensor) -> int:
 
 
 def _count_bytes(model: Objective, config: PretrainConfig, num_parts: int) -> tuple[float, float]:
-    """Return the bytes of weights, gradients and moments on a process, and of an update.
-
-    Of a divided model a process also holds the whole weights and gradients outside the layers, and
-    those of two layers: one that is computed and one that is being gathered.
-    """
+    """Return the bytes of weights, gradients and moments on a process, and of an update."""
     number = _count(model)
     fixed = BYTES_PER_PARAMETER * number / num_parts
     if num_parts > 1:
+        # Whole outside the layers, and two layers: one is computed, one is being gathered.
         layers = [_count(layer) for layer in find_layers(model)]
         fixed += 8 * (number - sum(layers) + 2 * max(layers))
     is_reference = config.method.mode == "reference"

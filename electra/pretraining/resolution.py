@@ -73,11 +73,7 @@ def resolve(
 def _fit_to_start(
     settings: PretrainConfig, full_rate: float, given: Collection[str], note: Callable[[str], None]
 ) -> PretrainConfig:
-    """Return the settings with the sizes of train.init_from, and a rate that keeps its knowledge.
-
-    A generator that is made learns at the full rate: from its bad samples the discriminator would
-    unlearn.
-    """
+    """Return the settings with the sizes of train.init_from, and a rate that keeps knowledge."""
     from electra.checkpoints.folder import read_pretrained
     from electra.pretraining.init_from import MADE, find_origin, fit_to_start
 
@@ -92,6 +88,7 @@ def _fit_to_start(
     has_two = (method.mode, method.scheme) == ("paper", "joint") and method.sharing != "all"
     is_made = find_origin(settings, start) in MADE
     if is_made and has_two and times > 1 and "optimizer.generator_rate" not in given:
+        # From the bad samples of a generator that learns slowly the discriminator would unlearn.
         rate = f"optimizer.generator_rate={times:.3g}"
         settings = override(settings, [rate])
         note(f"{rate}: the generator is made, and learns at the full rate of {full_rate:g}")

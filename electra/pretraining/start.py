@@ -190,10 +190,7 @@ def _count_pairs(shards: Shards) -> Tensor:
 
 
 def _mutual_information(counts_VV: Tensor) -> Tensor:
-    """Return the positive pointwise mutual information (V, V), sparse, of symmetric counts.
-
-    The probability of a token is that of its occurrences to the power SMOOTHING.
-    """
+    """Return the positive pointwise mutual information (V, V), sparse, of symmetric counts."""
     (first, second), number = counts_VV.indices(), counts_VV.values()
     occurrences_V = counts_VV.sum(dim=1).to_dense()
     smoothed_V = occurrences_V**SMOOTHING

@@ -106,6 +106,7 @@ class Step:
         self.rng.manual_seed(step_seed(self.config.train.seed, "corruption", number))
         set_learning_rate(self.optimizer, learning_rate)
         self.model.begin_step(number)
+        # On CUDA this serves the whole step, because a captured one cannot be seeded in the middle.
         self._seed_dropout(self.machine.rank * self.config.train.accumulation)
 
     def compute(self, batch: Batch) -> Outcome:
@@ -126,10 +127,7 @@ class Step:
         counts: Counts,
         half: Outcome | Literal["first"] | None = None,
     ) -> Outcome:
-        """Update the parameters by the loss, by its first half, or after the first by its second.
-
-        If the first half is skipped, the second is, too.
-        """
+        """Update the parameters by the loss, its first half, or after the first its second."""
         model = self.model
         firsts = half.outputs if isinstance(half, Outcome) else None
         outputs: list[Output] = []
@@ -189,12 +187,7 @@ class Step:
                 yield number, slice(number * size, (number + 1) * size)
 
     def _seed_dropout(self, micro_batch: int, stream: str = "dropout") -> None:
-        """Seed dropout by the number of the micro-batch, counted from the start of the run.
-
-        Two micro-batches have the same seeds in one process as in two processes with one
-        micro-batch each. On a CUDA device the seed of a process's first micro-batch serves its
-        whole step, because a captured step cannot be seeded in the middle.
-        """
+        """Seed dropout by the micro-batch's number in the run, whatever the number of processes."""
         num_micro_batches = self.config.train.accumulation * self.machine.num_ranks
         number = self.number * num_micro_batches + micro_batch
         torch.manual_seed(step_seed(self.config.train.seed, stream, number))

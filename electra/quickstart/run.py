@@ -336,11 +336,8 @@ class Comparison(NamedTuple):
 def _plan_comparisons(
     out: Path, tasks: dict[str, str], settings: PretrainConfig, config: QuickstartConfig
 ) -> tuple[list[Comparison], int]:
-    """Print the command of each comparison; return them and how many run at a time.
-
-    Each start has its own best of the same learning rates.
-    """
-    grid = f"learning_rate={config.learning_rates}"
+    """Print the command of each comparison; return them and how many run at a time."""
+    grid = f"learning_rate={config.learning_rates}"  # each start has its own best of them
     threads = config.finetune.threads or settings.train.threads
     num_workers = max(1, min(threads, 2 * len(tasks)))
     comparisons = []

@@ -88,12 +88,7 @@ def draw_svg(panel: Panel, runs: Sequence[Run]) -> str:
 
 
 def _draw(axes: Axes, panel: Panel, runs: Sequence[Run]) -> None:
-    """Draw a panel: lines for training, circles for the held-out part.
-
-    The circles of a metric that only the held-out part has are joined. With one run, each metric
-    has its own colour. With several runs, each run has its own colour, and the second metric is
-    dashed.
-    """
+    """Draw a panel: lines for training, circles for the held-out part."""
     keys: dict[str, Line2D] = {}
     for run_number, run in enumerate(runs):
         for number, metric in enumerate(panel.metrics):
@@ -153,10 +148,7 @@ def _points(records: Sequence[MetricsRecord], metric: str) -> Iterator[tuple[int
 
 
 def _limits(axes: Axes, panel: Panel) -> tuple[float, float]:
-    """Return the limits of the y axis, without regard to the first 5% of the steps.
-
-    The steep fall at the beginning would flatten the rest of the curve.
-    """
+    """Return the y axis's limits without the first 5% of steps, which would flatten the rest."""
     if not axes.lines or panel.metrics[0] == "learning_rate":
         return axes.get_ylim()
     points = np.concatenate([line.get_xydata() for line in axes.lines])

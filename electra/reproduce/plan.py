@@ -330,22 +330,14 @@ class _PlannedRow:
         return override(self._lengthen(config, own), chosen)
 
     def _lengthen(self, config: PretrainConfig, steps: int) -> PretrainConfig:
-        """Return the settings with a number of steps.
-
-        The warm-up of a generator that train.init_from does not have follows from them, as
-        `fit_to_start` has it.
-        """
+        """Return the settings with other steps, and the generator's warm-up of `fit_to_start`."""
         settings = [f"train.steps={steps}"]
         if config.generator.warmup_steps and "generator.warmup_steps" not in self.given:
             settings.append(f"generator.warmup_steps={steps // WARMUP_SHARE}")
         return override(config, settings)
 
     def _find_steps(self, budget: float) -> int:
-        """Return the steps that spend a budget.
-
-        Where a part of the run with a fixed number of steps costs less, such as a generator's
-        warm-up, the mean cost of a step depends on the number of steps.
-        """
+        """Return the steps that spend a budget, on whose number a step's mean cost depends."""
         name, step = self.row.name, self.cost(self.config)
         require(
             budget >= step,

@@ -208,23 +208,17 @@ def estimate_gain(
 
 
 def _leave_out_noisier(scores: np.ndarray) -> np.ndarray:
-    """Return scores [rows, seeds] without rows that are noisier than the rest.
-
-    The first two are the pair that is compared; if one of them is noisier, they stay alone. An
-    F test compares what the noisiest row adds to the sum of squares with that of the rest, which is
-    independent of it. Its level is divided by the number of rows, because the noisiest is tested.
-    Two rows are too few to say that a third is noisier.
-    """
-    while len(scores) > 3:
+    """Return scores [rows, seeds] without rows that an F test finds noisier than the rest."""
+    while len(scores) > 3:  # two others are too few to say that a third is noisier
         without = [_sum_noise(np.delete(scores, row, axis=0)) for row in range(len(scores))]
         noisiest = int(np.argmin(without))
         rest = np.delete(scores, noisiest, axis=0)
         own = (_sum_noise(scores) - _sum_noise(rest)) / (scores.shape[1] - 1)
         others = _sum_noise(rest) / _count_degrees(rest)
-        level = (1 - CONFIDENCE) / len(scores)
+        level = (1 - CONFIDENCE) / len(scores)  # because the noisiest of them is tested
         if own <= others * fisher.isf(level, scores.shape[1] - 1, _count_degrees(rest)):
             break
-        scores = scores[:2] if noisiest < 2 else rest
+        scores = scores[:2] if noisiest < 2 else rest  # the compared pair stays alone
     return scores
 
 
@@ -377,10 +371,7 @@ class _Comparison:
         return row.paper[self.suite.fractions_of(row).index(fraction)] if row.paper else None
 
     def _others(self, name: str, fraction: float) -> list[Mapping[int, float]]:
-        """Return the scores of the other rows that are compared with the same reference.
-
-        Scores of one row after several fractions share its noise, so each row enters once.
-        """
+        """Return other rows' scores against one reference; a row's fractions share its noise."""
         reference = self.references[name, fraction]
         others: list[Mapping[int, float]] = []
         for row in self.suite.rows:

@@ -109,10 +109,7 @@ def sign_documents(batch: TokenBatch) -> np.ndarray:
 
 
 def _hash_runs(batch: TokenBatch, length: int, *, whole: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return the hash of the run of tokens at each place, and its document, both (N,).
-
-    With `whole`, runs that the end of the document cuts are left out.
-    """
+    """Return the hash of the run of tokens at each place, and its document; `whole`: none cut."""
     num_tokens = len(batch.tokens)
     documents = np.repeat(np.arange(len(batch.document_lengths)), batch.document_lengths)
     left = np.cumsum(batch.document_lengths)[documents] - np.arange(num_tokens)

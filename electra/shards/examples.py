@@ -178,11 +178,7 @@ class Examples:
         )
 
     def _draw_mixed(self, places: np.ndarray) -> np.ndarray:
-        """Return the row numbers at these positions of a mixture's sequence of rows.
-
-        In each window of MIXED_ROWS positions, a permutation of the window gives each corpus its
-        quota. So the n-th row of a corpus is known without those before it.
-        """
+        """Return a mixture's row numbers at these positions; a window has each corpus's quota."""
         rows = np.empty_like(places)
         windows = places // MIXED_ROWS
         stops = np.cumsum(self.quotas)
@@ -196,6 +192,7 @@ class Examples:
                     int(self.corpus_ends[n]) if n >= 0 else 0 for n in (number - 1, number)
                 )
                 quota = int(self.quotas[number])
+                # So the n-th row of a corpus is known without those before it.
                 turns = int(window) * quota + drawn[chosen] - (int(stops[number]) - quota)
                 size = end - first
                 found = np.empty_like(turns)
@@ -291,11 +288,7 @@ class Examples:
         lines_2B: np.ndarray,
         documents_2B: np.ndarray,
     ) -> np.ndarray:
-        """Return the token count of each first segment (B,); both segments have at least 1 token.
-
-        `lines_2B` are the last line border before the middle of the row and the first one at or
-        after it, in tokens from the first token of the row; `documents_2B` are document borders.
-        """
+        """Return the tokens of first segments (B,), which end at the borders nearest the middle."""
         middle_B = (counts_B + 1) // 2
         first_B = np.zeros(len(counts_B), dtype=np.int64)
         for before_B, after_B in (lines_2B, documents_2B):  # document borders override line borders
@@ -315,10 +308,7 @@ class Examples:
         return first_B
 
     def _number_documents(self, rows: np.ndarray, second_B: np.ndarray) -> np.ndarray:
-        """Return the document number of each position (B, L), counted from 1 in every row.
-
-        [CLS] belongs to the first document. [SEP] belongs to the document of the token before it.
-        """
+        """Return each position's document (B, L), from 1; a [SEP] is of the token before it."""
         position_L = np.arange(self.config.sequence_length)
         # Index among the row's corpus tokens: [CLS] does not count, nor a first [SEP] before it.
         place_BL = position_L - 1 - (position_L >= second_B[:, None] - 1)
@@ -397,10 +387,7 @@ def _borders(borders: np.ndarray, places_B: np.ndarray) -> np.ndarray:
 
 
 def _slices(tokens: np.ndarray, starts_B: np.ndarray, length: int) -> np.ndarray:
-    """Return tokens[start : start + length] for each start (B, length).
-
-    Positions before the stream hold its first token, positions after it its last token.
-    """
+    """Return tokens[start : start + length] (B, length); beyond the stream its end repeats."""
     last = len(tokens) - length
     beyond_B = (starts_B < 0) | (starts_B > last)
     if last >= 0:  # copying contiguous rows is several times as fast as gathering tokens

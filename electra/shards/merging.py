@@ -113,12 +113,8 @@ def merge_pieces(
 def _describe_text(
     counts: dict[str, Any], pieces: Sequence[Piece], sources: Sources
 ) -> dict[str, Any]:
-    """Return the counts of the text for the manifest.
-
-    The digest of shards covers them, and the same text shall have the digest that it always had. So
-    a file counts its bytes once for each of its ranges, and counts that came later are left out if
-    they say nothing.
-    """
+    """Return the counts of the text for the manifest, such that its digest is as it always was."""
+    # A file counts its bytes once a range, and later counts are left out if they say nothing.
     num_bytes = sum({each: each.size for piece in pieces for each in piece.ranges}.values())
     forms = {} if counts["forms"].keys() == {"plain text"} else counts["forms"]
     text = {"files": len(sources.files), **counts, "source_bytes": num_bytes, "forms": forms}
@@ -157,10 +153,7 @@ def list_shards(folder: Path) -> Iterator[tuple[Path, str]]:
 def _find_duplicates(
     places: Sequence[Path], config: PrepareConfig, dropped: dict[str, int]
 ) -> tuple[np.ndarray, int]:
-    """Return which documents are dropped as duplicates (N,), and how many repeat an earlier one.
-
-    `dropped` gets the numbers of dropped documents.
-    """
+    """Return the duplicates to drop (N,), noted in `dropped`, and how many repeat earlier ones."""
     is_repeat = find_repeats([place / "hashes" for place in places])
     num_repeats = int(np.count_nonzero(is_repeat))
     if config.duplicates == "keep":
@@ -213,10 +206,7 @@ def _list_shards(
 def _hold_out(
     places: Sequence[Path], is_dropped: np.ndarray, config: PrepareConfig
 ) -> tuple[np.ndarray, str]:
-    """Return which documents are held out (N,), and the rule of the choice for the manifest.
-
-    Neither part may be empty. With few documents the hash can leave a part so.
-    """
+    """Return which documents are held out (N,), and the rule; neither part may be empty."""
     is_kept, limit = ~is_dropped, heldout_limit(config.heldout_prob)
     count = int(np.count_nonzero(is_kept))
     require(count > 0, "the files hold no text, only white space or what is dropped")
@@ -240,10 +230,7 @@ def _take_out(
     tokenizer: Tokenizer,
     sizes: dict[str, int],
 ) -> tuple[dict[str, Any] | None, int]:
-    """Hold out documents; return the entry of what stays, if anything, and the [UNK] dropped.
-
-    `divided` is the share that is held out of the only document; None: there are several.
-    """
+    """Hold out documents; return the entry of what stays, if anything, and the [UNK] dropped."""
     if shard.is_kept.all() and not shard.is_heldout.any():
         return shard.entry, 0
     name, num_lost = shard.entry["name"], 0
@@ -252,7 +239,7 @@ def _take_out(
             is_kept, is_chosen = shard.is_kept[inside], shard.is_heldout[inside]
             lost = batch.tokens[np.repeat(~is_kept, batch.document_lengths)]
             num_lost += int(np.count_nonzero(lost == tokenizer.unk_id))
-            if divided is not None and is_kept.any():
+            if divided is not None and is_kept.any():  # a share of the only document is held out
                 batch = _split_document(select(batch, is_kept), divided)
                 is_kept, is_chosen = np.array([True, True]), np.array([False, True])
             heldout.write(*select(batch, is_chosen))

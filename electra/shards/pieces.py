@@ -393,10 +393,7 @@ def _start_pool(tokenizer: Tokenizer, folder: Path) -> ProcessPoolExecutor:
 
 
 class _Queue:
-    """Pieces for workers. The ranges of a compressed file go to one worker, as long as it can be.
-
-    A worker that has nothing left takes the second half of what the busiest one has before it.
-    """
+    """Pieces for workers: a compressed file's go to one, until an idle one takes half of them."""
 
     def __init__(self, pieces: Iterable[Piece]) -> None:
         self.free = deque(map(deque, _group(pieces, float("inf"))))

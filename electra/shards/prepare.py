@@ -145,10 +145,7 @@ def _require_files(files: Sequence[Path]) -> None:
 def _begin(
     out: Path, tokenizer: Tokenizer, config: PrepareConfig, step: Literal["all", "share", "finish"]
 ) -> Iterator[Path]:
-    """Yield `<out>.incomplete`, new or begun with the same settings, and locked but for a share.
-
-    After an error of the whole preparation it is removed if it holds no piece, begun or finished.
-    """
+    """Yield `<out>.incomplete`, new or begun with the same settings, and locked but for a share."""
     require(
         config.shard_tokens <= MAX_SHARD_TOKENS,
         f"shard_tokens must be at most {MAX_SHARD_TOKENS:,}, not {config.shard_tokens:,}",
@@ -200,10 +197,7 @@ def incomplete_folder(out: Path) -> Path:
 
 
 def _is_merged(folder: Path, out: Path) -> bool:
-    """Return whether the last step was begun and the pieces may be gone.
-
-    To a URL the shards are copied from the pieces, which are compared with their text every time.
-    """
+    """Return whether the last step was begun and pieces may be gone; a URL's never are."""
     return not is_url(out) and (folder / "manifest.json").exists()
 
 
@@ -256,10 +250,7 @@ def _run(
 
 
 def _complete(folder: Path, out: Path) -> dict[str, Any]:
-    """Give the shards and their folder their names, or copy them to their URL; return the manifest.
-
-    This can be begun again after an interrupt, since each step may have been done before.
-    """
+    """Give shards and folder their names, or copy them to their URL; some may be done already."""
     if is_url(out):
         for path, name in list_shards(folder):
             send(path, out / name)

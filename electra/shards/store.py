@@ -290,11 +290,7 @@ def _allow_open_files(folder: Path, number: int) -> None:
 
 
 def _open_mixture(path: Path, *, verify: bool | Literal["anew"]) -> Shards:
-    """Return the shards of a mixture, a TOML file of [[corpus]] tables.
-
-    A table has `shards`, the folder, as seen from the file's folder, or its URL, and `weight` or
-    `repeats`.
-    """
+    """Return the shards of a mixture, a TOML file of [[corpus]] tables."""
     tables = _read_tables(path)
     opened = [
         open_shards(name if is_url(name) else path.parent / name, verify=verify)

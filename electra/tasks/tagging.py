@@ -311,11 +311,7 @@ def _read_lists(path: Path, field: str, *, has_tags: bool) -> list[TaggedSentenc
 
 
 def _find_model(lines: Sequence[str]) -> tuple[int, Callable[[str], list[str]]]:
-    """Return which line of a file the others are like, and what splits a line into its columns.
-
-    It is the first that is neither blank nor a border nor begins with #, if there is one; -1: all
-    are blank or borders. If it has a tab, tabs separate the columns, else spaces.
-    """
+    """Return which line of a file the others are like (-1: none), and what splits a line."""
     words = [
         number
         for number, line in enumerate(lines)
@@ -335,14 +331,7 @@ def _read_columns(
     known: Sequence[str],
     notes: list[str],
 ) -> list[TaggedSentence]:
-    """Return the sentences of a file with a word a line.
-
-    A line that begins with -DOCSTART- ends a sentence. Of the lines before a sentence that begin
-    with #, those are words that have as many columns as the others, and a tag that is one of
-    `known`, of other lines or an entity's; the rest are comments, such as "# text = ..." in
-    CoNLL-U, and noted if their tag alone tells. Where the first column numbers the words, rows 3-4
-    and 3.1 are no words.
-    """
+    """Return the sentences of a file with a word a line."""
     lines = read_text_lines(path)
     model, split_line = _find_model(lines)
     if model < 0:
@@ -354,11 +343,14 @@ def _read_columns(
     whole = [row for row in split if len(row) == num_columns]
     borders = ("#", DOCUMENT_START)
     begins = [not line.strip() or line.startswith(borders) for line in ["", *lines[:-1]]]
+    # Before a sentence a line with # holds a word if it has the columns and a tag that is known, of
+    # another line or an entity's; others are comments, such as "# text = ..." in CoNLL-U.
     tags = {*known} | {
         row[place]
         for line, row, is_first in zip(lines, split, begins, strict=True)
         if len(row) == num_columns and not (is_first and line.startswith("#"))
     }
+    # Then rows 3-4 and 3.1 are no words.
     is_numbered = word_column > 1 and any(row[0] == "1" for row in whole)
     sentences, passed = [TaggedSentence([], [], [])], []
     for number, (line, row) in enumerate(zip(lines, split, strict=True), 1):

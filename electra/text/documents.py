@@ -293,11 +293,7 @@ class Reader:
         return self._count(_split_documents(self._split_lines(text), "file"))
 
     def _split_lines(self, text: str) -> Iterator[str]:
-        """Yield the lines of a record's text, as `_read_lines` does.
-
-        A giant text is copied a block at a time. Each step from here on would need as much memory
-        as the whole.
-        """
+        """Yield a record's lines as `_read_lines` does, by blocks: each step copies its text."""
         start = 0
         while start < len(text):
             stop = start + BLOCK_BYTES
@@ -314,10 +310,7 @@ class Reader:
     def _read_lines(
         self, path: Path, source: IO[bytes], stream: IO[bytes], *, is_first: bool
     ) -> Iterator[str]:
-        r"""Yield lines with their "\n"; one without "\n" continues in the next, or ends the file.
-
-        The cuts between blocks depend on the bytes only, not on the number a read returns.
-        """
+        r"""Yield lines with their "\n"; one without continues in the next, or ends the file."""
         counts, before = self.counts, self.counts.source_bytes
         is_seekable = source.seekable()
         rest = b""
@@ -384,12 +377,7 @@ def _cut_line(text: str) -> list[str]:
 
 
 def _detect_border(lines: Iterator[str], border: Border) -> tuple[PlainBorder, Iterator[str]]:
-    """Return the border of a file's documents, and its lines again.
-
-    Of border "auto", every line is a document if those between blank lines would have
-    LONG_DOCUMENT_CHARS characters or more on average: books have fewer. The first
-    MAX_DOCUMENT_CHARS characters tell.
-    """
+    """Return the border of a file's documents, with auto as its beginning tells, and its lines."""
     if border != "auto":
         return border, lines
     begin: list[str] = []
@@ -418,7 +406,7 @@ def _find_cut(data: bytes) -> int:
     # The last byte may be the first half of "\r\n".
     if (carriage_return := data.rfind(b"\r", 0, len(data) - 1)) >= 0:
         return carriage_return + 1
-    if len(data) < BLOCK_BYTES:
+    if len(data) < BLOCK_BYTES:  # cuts depend on the bytes only, not on how many a read returns
         return 0
     if (space := data.rfind(b" ")) > 0:
         return space + 1
@@ -583,10 +571,7 @@ class _Content:
             yield part
 
     def find_cut(self, place: int, borders: list[re.Pattern[bytes]]) -> int | None:
-        """Return where ranges are cut at this place, which must not be before the buffer.
-
-        None: at the end of the line, which is a record and not within WINDOW.
-        """
+        """Return where ranges are cut at this place; None: a record's end is beyond WINDOW."""
         if place == 0:
             return 0
         more = True

@@ -229,17 +229,14 @@ def _kind_of(folder: Path) -> str:
 
 
 def _match(pattern: str, passed_over: list[tuple[Path, str]]) -> Iterator[Path]:
-    """Yield the paths that match a pattern, except those in folders written by the commands.
-
-    A folder of the search that cannot be listed is an OSError; the glob module ignores it.
-    """
+    """Yield the paths that match a pattern, except those in folders written by the commands."""
     parts = Path(pattern).parts
     magic = [number for number, part in enumerate(parts) if glob.has_magic(part)]
     for number in magic:
         looked_through = Path(*parts[:number], "**" if parts[number] == "**" else "")
         # Path.glob refuses absolute patterns. The final slash selects folders only.
         for name in glob.iglob(f"{looked_through}/", recursive=True):  # noqa: PTH207
-            list(Path(name).iterdir())
+            list(Path(name).iterdir())  # an OSError, which the glob module would ignore
     kind_of = cache(_kind_of)
     for path in map(Path, glob.iglob(pattern, recursive=True)):  # noqa: PTH207
         lengths = range(min(magic, default=len(parts)), len(path.parts))

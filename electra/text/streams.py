@@ -136,10 +136,7 @@ def _open_zstd(source: IO[bytes]) -> IO[bytes]:
 
 
 def _expand_zstd(source: IO[bytes], zstandard: Any) -> Iterator[bytes]:
-    """Yield the content of a .zst file.
-
-    The readers of zstandard and of fsspec, which uses it, take a truncated file for a whole one.
-    """
+    """Yield a .zst file's content; zstandard's own reader takes a truncated file for a whole."""
     frame, rest = None, b""
     while data := rest or source.read(ZSTD_BITE_BYTES):
         frame = frame or zstandard.ZstdDecompressor().decompressobj()

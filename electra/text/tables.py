@@ -68,12 +68,7 @@ def _split_rows(
     separator: str = "",
     may_be_short: bool = False,
 ) -> Iterator[tuple[int, Sequence[str]]]:
-    """Yield a table's columns and its rows that are not blank, with the line where each begins.
-
-    Fields of a .csv may be quoted and then hold separators and line ends; in a .tsv, as GLUE writes
-    it, a quotation mark is text. Without `columns` the first row names them, and without
-    `separator` it tells that of a .csv. A row may have fewer fields if it `may_be_short`.
-    """
+    """Yield a table's columns and its rows that are not blank, with the line where each begins."""
     if columns:
         yield 0, columns
     lines = iter(lines)

@@ -446,11 +446,7 @@ def _bytes_of(token: str) -> bytes:
 
 @cache
 def _byte_table() -> dict[str, int]:
-    """Return the byte of each character of byte-level tokens.
-
-    Printable bytes of Latin-1 stand for themselves, the others for the characters from 256 on.
-    Source: GPT-2's bytes_to_unicode.
-    """
+    """Return the byte of each character of byte-level tokens. Source: GPT-2's bytes_to_unicode."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(plain)]
     chars = {chr(byte): byte for byte in plain}

@@ -129,17 +129,14 @@ def build_unigram(pieces: Sequence[Piece], unk_id: int, has_bytes: bool = False)
 
 
 def _build_bpe(pieces: Sequence[Piece], unk_id: int, has_bytes: bool) -> dict[str, Any]:
-    """Return the model of BPE, with the merges that give each piece, the best piece first.
-
-    SentencePiece merges whichever neighbours give the piece with the highest score.
-    """
+    """Return the model of BPE, with the merges that give each piece, the best piece first."""
     ids = {piece.text: number for number, piece in enumerate(pieces)}
     normal = {piece.text for piece in pieces if piece.kind == NORMAL}
     merges = [
         (-piece.score, ids[piece.text[:cut]], ids[piece.text[cut:]])
         for piece in pieces
         if piece.kind == NORMAL
-        for cut in range(1, len(piece.text))
+        for cut in range(1, len(piece.text))  # SentencePiece merges whichever neighbours give it
         if piece.text[:cut] in normal and piece.text[cut:] in normal
     ]
     return {

@@ -183,11 +183,7 @@ def _cut(content: bytes) -> Iterator[bytes]:
 
 
 def _find_words(text: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the first byte of each word, the byte after each word, and the line feeds.
-
-    A word is a character of ASCII punctuation, or a run without spaces and ASCII punctuation. The
-    last of the UTF-8 bytes is a line feed.
-    """
+    """Return the first byte of each word, the byte after each word, and the line feeds."""
     is_line_end = text == ord("\n")
     is_space = (text == ord(" ")) | is_line_end
     is_alone = np.zeros_like(is_space)

@@ -96,12 +96,9 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 
 
 def _iterate_gram(gram: Tensor) -> Tensor:
-    """Return the matrices (N, rows, rows) with which all iterations together multiply X.
-
-    An iteration multiplies X by a polynomial of G = X X', so that G becomes Q G Q: a wide X need
-    not be touched before the end. In bfloat16 G would lose the small singular values. `gram` is G
-    of the first iteration.
-    """
+    """Return the matrices (N, rows, rows) with which all iterations together multiply X."""
+    # An iteration multiplies X by a polynomial Q of G = X X', and G becomes Q G Q: a wide X is
+    # not touched before the end. In bfloat16 G would lose the small singular values.
     factor = product = _find_factor(gram)
     for _ in range(ITERATIONS - 1):
         gram = factor @ gram @ factor

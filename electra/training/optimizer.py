@@ -73,10 +73,7 @@ def build_optimizer(
 
 
 def _count_blocks(name: str, parameter: nn.Parameter) -> int:
-    """Return how many matrices a parameter holds for Muon; 0: AdamW updates it.
-
-    Embeddings are tables of vectors, and a head of a single output is a vector.
-    """
+    """Return how many matrices a parameter holds for Muon; 0: a vector, or a table of them."""
     if parameter.ndim != 2 or min(parameter.shape) == 1 or "embeddings." in name:
         return 0
     return 3 if ".qkv." in name else 2 if ".intermediate_and_gate." in name else 1
