@@ -200,6 +200,19 @@ def test_bert_is_an_encoder_and_a_generator(bert, transformers, tmp_path, change
         assert torch.allclose(masked_lm.eval()(ids).logits, model(ids).logits, atol=1e-4)
 
 
+def test_a_causal_bert_keeps_its_head(bert, transformers, toy_tokenizer, tmp_path):
+    _, folder = bert
+    config = transformers.BertConfig.from_pretrained(folder, is_decoder=True)
+    model = draw_weights(transformers.BertLMHeadModel(config))
+    model.save_pretrained(folder)
+    assert {*import_model(folder, tmp_path / "start").networks} == {"encoder"}
+    assert read_pretrained(tmp_path / "start").kept.predicts == "next"
+    ids = torch.randint(5, config.vocab_size, (3, 20))
+    theirs = transformers.ElectraForCausalLM.from_pretrained(tmp_path / "start").eval()
+    with torch.no_grad():
+        assert torch.allclose(theirs(ids).logits, model(ids).logits, atol=1e-5)
+
+
 @pytest.fixture
 def modernbert(transformers, toy_tokenizer, tmp_path):
     """A folder of ModernBertForMaskedLM with random weights, as transformers writes it."""

@@ -423,10 +423,19 @@ def test_a_row_that_fails_does_not_keep_the_others_back(toy_suite, refusal, star
 
 
 def test_runs_that_are_known_are_left_out_but_for_trunks(toy_suite, toy_shards):
-    plan = make_plan(dataclasses.replace(read_suite(toy_suite), seeds=1), open_shards(toy_shards))
+    suite = dataclasses.replace(read_suite(toy_suite), seeds=1)
+    plan = make_plan(suite, open_shards(toy_shards))
     known = {"electra-1-seed-0", "bert-0.5-seed-0"}
     names = [run.name for run in plan.without(known).runs]
     assert names == ["electra-1-seed-0", "electra-0.5-seed-0", "bert-1-seed-0"]
+    with_bilstm = dataclasses.replace(suite.rows[1], name="BiLSTM", finetune=("bilstm=true",))
+    plan = make_plan(
+        dataclasses.replace(suite, rows=(*suite.rows, with_bilstm)), open_shards(toy_shards)
+    )
+    assert [len(unit) for unit in plan.units] == [2, 4]
+    of_bert = ["bert-1-seed-0", "bert-0.5-seed-0"]
+    names = [run.name for run in plan.without({*of_bert, "bilstm-1-seed-0"}).runs]
+    assert names[2:] == [*of_bert, "bilstm-0.5-seed-0"], "the run that is copied, and its trunk"
 
 
 def test_the_work_that_is_left(toy_suite, toy_shards, toy_question, tmp_path):
