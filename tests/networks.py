@@ -19,6 +19,16 @@ def draw(module, std=0.2):
     return module
 
 
+def assert_near_tensors(ours, theirs, tolerance=1e-5, least=0.0):
+    """To a share of the largest element of each, or of `least`, by name or in order."""
+    if not isinstance(theirs, dict):
+        ours, theirs = dict(enumerate(ours)), dict(enumerate(theirs))
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        scale = max(least, tensor.abs().max().item())
+        assert (ours[name] - tensor).abs().max() <= tolerance * scale, name
+
+
 def assert_same_tensors(ours, theirs):
     """To the bit, by name."""
     assert ours.keys() == theirs.keys()

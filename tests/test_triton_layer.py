@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import rng
+from networks import assert_near_tensors, rng
 
 from electra.model.electra import PostNormLayer
 from electra.model.initialisation import init_weights
@@ -104,9 +104,7 @@ def assert_same_gradients(actual, expected, ours, exact):
     grad = torch.randn(actual.shape, generator=rng(9))
     expected.backward(grad.double())
     actual.backward(grad)
-    for one, other in zip(ours, exact, strict=True):
-        largest = other.grad.abs().max()
-        assert (one.grad.double() - other.grad).abs().max() <= 1e-5 * largest
+    assert_near_tensors([each.grad for each in ours], [each.grad for each in exact])
 
 
 @pytest.mark.parametrize("mask_name", MASKS)
@@ -205,5 +203,4 @@ def test_the_layer_is_the_plain_one(layers):
         y = layer(x, mask, None)
         (y**3).sum().backward()
         results.append([y, x.grad, *(parameter.grad for parameter in layer.parameters())])
-    for one, other in zip(*results, strict=True):
-        assert (one - other).abs().max() <= 1e-5 * other.abs().max().clamp(min=1e-3)
+    assert_near_tensors(*results, least=1e-3)
