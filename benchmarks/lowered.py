@@ -96,6 +96,14 @@ VARIANTS = {
         )
         for objective, scheme in SCHEMES
     },
+    "small, causal_lm": ("small", ["method.objective=causal_lm", "model.causal=true"]),
+    "small, next sentence": (
+        "small",
+        [
+            *("method.objective=mlm", "examples.next_sentence=true"),
+            "examples.single_segment_prob=0",
+        ],
+    ),
 }
 """Preset and settings of each variant."""
 

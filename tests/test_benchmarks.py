@@ -264,6 +264,11 @@ def test_a_model_is_packed_in_pieces(toy_shards, toy_config, tmp_path):
     assert (out / "manifest.json").exists()
 
 
+def test_variants_have_settings_that_go_together():
+    for preset, settings in lowered.VARIANTS.values():
+        assert override(PRESETS[preset], settings)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(torch.version.cuda is None, reason="torch is built without CUDA")
 @pytest.mark.filterwarnings("ignore")  # of what the compiler does itself
