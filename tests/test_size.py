@@ -1,6 +1,7 @@
 """The house stays small enough for one reader: lines, files, rooms, functions, docs."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,9 @@ def count_lines(paths):
 def test_package_and_tests_do_not_grow():
     """The aim is 26,000 lines of package and 16,500 of tests. Lower the numbers as they fall."""
     sources = list(PACKAGE.rglob("*.py"))
-    assert count_lines(sources) <= 34_723
+    assert count_lines(sources) <= 34_711
     assert len(sources) <= 154
-    assert count_lines((ROOT / "tests").rglob("*.py")) <= 23_170
+    assert count_lines((ROOT / "tests").rglob("*.py")) <= 23_169
 
 
 def test_hand_written_docs_are_short():
@@ -54,12 +55,14 @@ def test_a_file_name_stands_once():
     assert {name for name in names if names.count(name) > 1} <= SAME_ROLE
 
 
-def test_a_function_fits_on_a_screen():
+def test_a_function_fits_on_a_screen_and_a_private_docstring_in_a_line():
     long = set()
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
             if is_function and node.end_lineno - node.lineno >= 60:
                 long.add(f"{path.relative_to(PACKAGE).as_posix()}:{node.name}")
+            if is_function and re.match("_[^_]", node.name):
+                assert "\n" not in (ast.get_docstring(node) or ""), f"{path}: {node.name}"
     assert long == LONG
     assert len(LONG) <= 6

@@ -149,14 +149,12 @@ class Examples:
         return starts.astype(np.uint32), count.astype(small), pair & (count >= 2)
 
     def _pair(self, number: int, first: int, end: int) -> np.ndarray:
-        """Return the partners of a shard's rows, first to end - 1; half of them have their own.
-
-        The others are half of themselves apart, so that partners are of different documents unless
-        a document is as long as that. They exchange, so every second segment is read as often.
-        """
+        """Return the partners of a shard's rows, first to end - 1; half of them have their own."""
         rng = np.random.Generator(np.random.Philox(key=[self.seed, PARTNERS + number]))
         partners = np.arange(first, end, dtype=np.uint32)
         others = np.flatnonzero(rng.random(end - first) < 0.5)
+        # Half of them apart: of different documents, unless one is as long as that. They exchange,
+        # so every second segment is read as often.
         partners[others] = partners[np.roll(others, len(others) // 2)]
         return partners
 
@@ -204,13 +202,7 @@ class Examples:
         return rows
 
     def _read(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the arguments of `_assemble` for the rows with these numbers.
-
-        Tokens of the stream (B, L + 1), from two before each row's first token; the position at
-        which the second segment begins (B,); the length of each row in tokens (B,); with attention
-        within documents only, the document number of each position (B, L); with next_sentence, the
-        label of each row (B,).
-        """
+        """Return the arguments of `_assemble` for the rows with these numbers."""
         slices_BL, first_B = self._find(rows)
         counts_B, is_pair_B = self.counts[rows].astype(np.int64), self.is_pair[rows]
         second_B, length_B = np.where(is_pair_B, first_B, counts_B) + 2, counts_B + 2 + is_pair_B
@@ -227,7 +219,7 @@ class Examples:
         return found
 
     def _find(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows' tokens (B, L + 1), as `_read`, and those of the first segment (B,)."""
+        """Return tokens (B, L + 1), from two before a row's, and the first segments' sizes (B,)."""
         starts_B, counts_B = (each[rows].astype(np.int64) for each in (self.starts, self.counts))
         middle_B = starts_B + (counts_B + 1) // 2
         width = self.config.sequence_length + 1
@@ -255,11 +247,7 @@ class Examples:
     def _exchange_second(
         self, rows: np.ndarray, slices_BL: np.ndarray, first_B: np.ndarray
     ) -> np.ndarray:
-        """Give rows the second segments of their partners, in place; return the labels (B,).
-
-        A row keeps its own if the partner's is of the same document. The label says whether the
-        second segment goes on where the first one ends, in one document.
-        """
+        """Give rows the second segments of partners of other documents; return the labels (B,)."""
         partners, width = self.partners[rows], slices_BL.shape[1]
         starts_B, counts_B = (each[rows].astype(np.int64) for each in (self.starts, self.counts))
         begins_B = self.starts[partners] + self._find(partners)[1]
@@ -333,7 +321,7 @@ class Examples:
         documents_BL: np.ndarray | None = None,
         is_next_B: np.ndarray | None = None,
     ) -> Batch:
-        """Return the batch of the rows that `_read` found; for the arguments see `_read`."""
+        """Return the batch of rows whose tokens, borders, documents and labels `_read` found."""
         # [CLS] moves the first segment by one position, and [CLS] and [SEP] move the second
         # segment by two. So a row consists of two slices of the stream.
         ids_BL, types_BL = slices_BL[:, 1:].copy(), self.position_L >= second_B[:, None]
