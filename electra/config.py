@@ -18,7 +18,7 @@ from electra.settings import AtLeast, Needs, Order, Settings, Within
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig(Settings):
-    """How text is read."""
+    """How text is read: settings of `electra tokenizer` and of `electra prepare`."""
 
     text_field: str = "text"
     """The field of a .jsonl record, or the column of a table, that holds the text."""
