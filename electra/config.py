@@ -454,8 +454,8 @@ class ExamplesConfig(Settings):
 
     next_sentence: bool = False
     """Whether rows are for next-sentence prediction, which the objective mlm then learns as well:
-    half of them, drawn at random, have the second segment of a row of another document. Source:
-    Devlin et al. 2019, "BERT", section 3.1."""
+    half of them, drawn at random, have the second segment of a row of another document, if their
+    shard has one. Source: Devlin et al. 2019, "BERT", section 3.1."""
 
     section = "examples."
     needs = (

@@ -256,6 +256,23 @@ def test_every_objective_continues(folders, toy_shards, toy_config, tmp_path, se
     assert {"old_loss", "old_disc_loss"} & heldout[-1].keys()
 
 
+def test_a_corrector_goes_on_and_a_causal_encoder_may_read_both_sides(
+    toy_shards, toy_config, tmp_path
+):
+    corrects = ["method.objective=cocolm", "method.contrast_weight=0"]
+    reads = ["method.objective=causal_lm", "model.causal=true"]
+    for name, settings in (("corrects", corrects), ("reads", reads)):
+        pretrain(toy_shards, tmp_path / name, override(toy_config, settings), ignore)
+    config = continued(toy_config, tmp_path / "corrects", *corrects)
+    model, config, start = begin(config, toy_shards)
+    assert describe_parts(model, config, start)["corrector head"] == "init_from"
+    assert_same_tensors(dict(model.corrective_head.named_parameters()), start.corrector.head)
+    refuse("model.causal", lambda: continued(toy_config, tmp_path / "reads"))
+    config = continued(toy_config, tmp_path / "reads", "model.causal=false")
+    assert not config.model.causal
+    assert continued(toy_config, tmp_path / "reads", *reads).model.causal
+
+
 def test_berts_two_heads_go_out_and_come_back(toy_shards, toy_config, tmp_path, monkeypatch):
     """A run becomes BertForPreTraining; run, exports and what is imported again are continued."""
     settings = [*NEXT_SENTENCE, "model.embedding_size=128"]

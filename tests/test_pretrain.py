@@ -185,9 +185,13 @@ def test_half_of_the_rows_have_the_second_segment_of_another_document(num_docume
     assert len(set(read)) > 0.93 * 19_990
 
 
-def test_one_document_has_no_other(tmp_path):
+def test_one_document_has_no_other(tmp_path, toy_shards, toy_config):
+    """To train on, it is refused before there is a run; held out, every segment follows."""
     shard = write_numbered(tmp_path, 1)
-    refuse("needs shards of two documents or more", lambda: Examples([shard], SPECIAL, PAIRS, 0))
+    shards = dataclasses.replace(open_shards(toy_shards), train=(shard,))
+    nsp = ["method.objective=mlm", "examples.next_sentence=true", "examples.single_segment_prob=0"]
+    refuse("one for training", lambda: fit_to_shards(override(toy_config, nsp), shards))
+    assert Examples([shard], SPECIAL, PAIRS, 0).rows(np.arange(50)).is_next_B.all()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 17, 64, 1000])

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from electra.errors import command
 from electra.reports.tokens import TokenView
-from electra.terminal.live import BEFORE, Display, Progress
+from electra.terminal.live import BEFORE, Display, Progress, record_line
 from electra.terminal.printing import (
     print_done,
     print_error,
@@ -100,6 +100,9 @@ def test_plain_columns_keep_their_place_for_any_number(capsys):
     lines = [line for line in capsys.readouterr().err.splitlines() if line[0] != "#"]
     assert {len(line) for line in lines} == {78}
     assert {len(line.split()) for line in lines} == {12}
+    assert " 5.250 0.125 " in record_line(
+        {"step": 1, "part": "heldout", "lm_loss": 5.25, "lm_accuracy": 0.125}
+    )
 
 
 def test_plain_mode_has_no_control_characters_even_with_forced_colour(capsys, monkeypatch):

@@ -40,14 +40,12 @@ def combine(
         name, _, values = (part.strip() for part in words.partition("="))
         choices = [value.strip() for value in values.split(",")]
         require(all(choices), f"grid takes field=value,value, not {words!r}")
-        require(
-            "/" not in values, f"--grid: a value becomes a folder's name and has no /: {words!r}"
-        )
+        require("/" not in values, f"grid: a value becomes a folder's name and has no /: {words!r}")
         axes.append([f"{name}={choice}" for choice in choices])
     names: dict[FinetuneConfig, str] = {}
     for assignments in product(*axes):
         settings, name = override(config, [*fixed, *assignments]), ",".join(assignments)
-        require(settings not in names, f"--grid: {name} is the same as {names.get(settings)}")
+        require(settings not in names, f"grid: {name} is the same as {names.get(settings)}")
         names[settings] = name
     return {name: settings for settings, name in names.items()}
 
@@ -78,7 +76,7 @@ def search(
         headlines.add(job.task.family.headline)
     require(
         len(headlines) == 1,
-        f"--grid: scores of one metric can be compared, not of {' and '.join(sorted(headlines))}",
+        f"grid: scores of one metric can be compared, not of {' and '.join(sorted(headlines))}",
     )
     machine = prepare_machine(config.device, config.precision, config.threads)
     grid = {name: to_dict(config) for name, config in combinations.items()}

@@ -7,7 +7,8 @@ The paper's count follows the script of the released code. The script also count
 and dropout, counts an embedding look-up as a product with a one-hot matrix (40% of the total for
 Small), and lets the backward pass cost as much as the forward pass.
 
-The two counts differ by at most a third. Comparisons at equal compute use the true count.
+At the paper's sizes the two counts differ by less than a third. Comparisons at equal compute use
+the true count.
 
 Source: section 3.1 and flops_computation.py.
 """

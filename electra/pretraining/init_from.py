@@ -92,12 +92,15 @@ def _fit_encoder(
     sizes = {name: getattr(start.kept.sizes, name) for name in names if name not in NOT_SIZES}
     for name, value in sizes.items():
         chosen = getattr(config.model, name)
-        is_free = name == "vocab_size" or (name == "published_heads" and not start.kept.predicts)
+        is_free = name in ("vocab_size", "causal")
+        is_free |= name == "published_heads" and not start.kept.predicts
         require(
             is_free or f"model.{name}" not in given or chosen == value,
             f"model.{name} {chosen} contradicts train.init_from {config.train.init_from}, whose "
             f"encoder has {value}: leave out the setting",
         )
+    if "model.causal" in given:
+        del sizes["causal"]
     if not start.kept.predicts:  # the heads are new, and fit a generator that has some
         has_one = find_origin(config, start) in ("init_from", "folder")
         is_free = has_one and "model.published_heads" not in given
@@ -229,7 +232,7 @@ def describe_parts(model: Objective, config: PretrainConfig, start: SavedModel) 
     for role, network in model.networks.items():
         if model.kept in network.encoders:
             parts[role] = "init_from"
-            parts[f"{role} head"] = "init_from" if _find_head(network, start.kept) else "new"
+            parts[f"{role} head"] = "init_from" if _find_head(network, start) else "new"
         elif role != "generator":  # an end beside the network that is kept
             parts |= {role: "layers", f"{role} head": "new"}
         elif config.generator.kind == "network":
@@ -242,10 +245,13 @@ def describe_parts(model: Objective, config: PretrainConfig, start: SavedModel) 
     return parts
 
 
-def _find_head(network: Network, kept: SavedNetwork) -> Mapping[str, Tensor]:
+def _find_head(network: Network, start: SavedModel) -> Mapping[str, Tensor]:
     """Return the parameters that a head on the kept encoder begins with; empty: it is new."""
+    kept = start.kept
     if isinstance(network.head, NextSentenceHead):
         return kept.next_sentence
+    if network.first_layer:  # cocolm's
+        return start.corrector.head if start.corrector else {}
     return kept.head if network.predicts == kept.predicts else {}
 
 
@@ -266,7 +272,7 @@ def load_start(
         if model.kept in network.encoders:
             load_parameters(model.kept, start.kept.encoders[0])
             if parts[f"{role} head"] == "init_from":
-                load_parameters(network.head, _find_head(network, start.kept))
+                load_parameters(network.head, _find_head(network, start))
         elif parts[role] in ("init_from", "folder"):
             load_network(network, find_generator(config, start)[0])
         elif parts[role] == "layers":

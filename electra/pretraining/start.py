@@ -48,10 +48,15 @@ ITERATIONS = 4
 def fit_to_shards(config: PretrainConfig, shards: Shards) -> PretrainConfig:
     """Return the settings with the shards' vocabulary size and the frozen generator's size.
 
-    Refused are shards without a held-out part, and a frozen generator of another vocabulary, or of
-    sizes that the settings cannot express.
+    Refused are shards without a held-out part, for next-sentence prediction those of one document,
+    and a frozen generator of another vocabulary, or of sizes that the settings cannot express.
     """
     require(bool(shards.heldout), f"{shards.folder} has no held-out part; prepare it with one")
+    require(
+        not config.examples.next_sentence or any(len(each.documents) > 1 for each in shards.train),
+        f"examples.next_sentence takes the second segment of another document, and {shards.folder} "
+        "has one for training; separate documents by blank lines",
+    )
     num_rows = config.model.vocab_size if config.train.init_from else 0  # a few may have no token
     num_rows = max(num_rows, shards.tokenizer.vocab_size)
     model = dataclasses.replace(config.model, vocab_size=num_rows)

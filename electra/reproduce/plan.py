@@ -111,14 +111,6 @@ def open_plan(suite: Suite, shards_folder: Path, runs: Path, jobs: int) -> Plan:
             f"{runs} has fine-tunings of {task} with {was}, not {now}; choose another --runs, or "
             f"remove {runs}/*/finetune-{task}*",
         )
-    for row in suite.rows:
-        settings = begun.get("rows", {}).get(row.name, [])
-        require(
-            settings == [*row.finetune]
-            or not any(runs.glob(f"{_slug(row.name)}-[0-9]*/finetune-*")),
-            f"{runs} has fine-tunings of {row.name} with {' '.join(settings) or 'no settings'}; "
-            "choose another --runs",
-        )
     timed = {
         name: seconds
         for name, seconds in begun.get("step_seconds", {}).items()
@@ -126,8 +118,15 @@ def open_plan(suite: Suite, shards_folder: Path, runs: Path, jobs: int) -> Plan:
     }
     plan = make_plan(suite, shards, jobs, timed)
     for run in plan.runs:
-        if (runs / run.name).exists():
-            require_same(str(runs / run.name), read_run_config(runs / run.name), run.config)
+        place = runs / run.name
+        if place.exists():
+            require_same(str(place), read_run_config(place), run.config)
+        settings = begun.get("rows", {}).get(run.row.name, [])
+        require(
+            settings == [*run.row.finetune] or not any(place.glob("finetune-*")),
+            f"{place} has fine-tunings with {' '.join(settings) or 'no settings'}; choose another "
+            "--runs",
+        )
     return plan
 
 

@@ -81,8 +81,6 @@ class Examples:
             self.partners = np.concatenate(
                 [self._pair(number, end - len(plan[0]), end) for number, end, plan in shares]
             )
-            has_two = any(len(shard.documents) > 1 for shard in shards)
-            require(has_two, "examples.next_sentence needs shards of two documents or more")
         self.block_rows = max(BLOCK_ROWS, ROWS_OF_SHARD * len(shards))
         self.mixture = mixture
         self.corpus_ends = self.shard_ends[

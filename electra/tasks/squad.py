@@ -450,6 +450,11 @@ class SpanExtraction(Family):
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
         """Return the head named by `head`; both are without dropout, as in the released code."""
         if self.head == "beam":
+            require(
+                not (self.may_be_none and sizes.causal) or config.bilstm,
+                "squad.head beam judges answerability by [CLS], which sees no text in a causal "
+                "encoder; set squad.head=plain",
+            )
             return BeamSpanHead(sizes.hidden_size)
         return SpanHead(sizes.hidden_size, build_inner(sizes))
 

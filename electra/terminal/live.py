@@ -224,12 +224,14 @@ SHORT: dict[str, Callable[[Any], str]] = {
     "grad_norm": lambda norm: f"{norm:.2f}"[:4].rstrip("."),
 }
 """What a value looks like in a log line if that is not the metric's usual format."""
+ALSO = {"mlm_loss": "lm_loss", "mlm_accuracy": "lm_accuracy"}
+"""What stands in a column of a log line if its own metric is not measured."""
 
 
 def _cell(name: str, record: Mapping[str, Any]) -> str:
     if name == "seconds_left" and record["part"] == "heldout":
         return "heldout"
-    value = record.get(name)
+    value = record.get(name, record.get(ALSO.get(name, "")))
     return SHORT[name](value) if name in SHORT and value is not None else format_metric(name, value)
 
 
