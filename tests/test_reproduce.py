@@ -310,7 +310,7 @@ def test_rows_that_differ_in_fine_tuning_alone_have_one_pre_training(
     table = find_suite("bert-table-5").read_text()
     (tmp_path / "table.toml").write_text(table.replace("bilstm=true", "pooling=mean"))
     toy_suite.write_text(suite)
-    told = "has fine-tunings of LTR & No NSP + BiLSTM with bilstm=true; choose another --runs"
+    told = "ltr-no-nsp-bilstm-1-seed-0 has fine-tunings with bilstm=true of its row; choose another"
     assert told in " ".join(refusal().split())
 
 

@@ -124,8 +124,8 @@ def open_plan(suite: Suite, shards_folder: Path, runs: Path, jobs: int) -> Plan:
         settings = begun.get("rows", {}).get(run.row.name, [])
         require(
             settings == [*run.row.finetune] or not any(place.glob("finetune-*")),
-            f"{place} has fine-tunings with {' '.join(settings) or 'no settings'}; choose another "
-            "--runs",
+            f"{place} has fine-tunings with {' '.join(settings) or 'no settings'} of its row; "
+            "choose another --runs",
         )
     return plan
 
