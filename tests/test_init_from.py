@@ -260,6 +260,7 @@ def test_a_corrector_goes_on_and_a_causal_encoder_may_read_both_sides(
     toy_shards, toy_config, tmp_path
 ):
     corrects = ["method.objective=cocolm", "method.contrast_weight=0"]
+    selects = ["method.objective=teams", "method.kept_layer=selection"]
     reads = ["method.objective=causal_lm", "model.causal=true"]
     for name, settings in (("corrects", corrects), ("reads", reads)):
         pretrain(toy_shards, tmp_path / name, override(toy_config, settings), ignore)
@@ -267,9 +268,10 @@ def test_a_corrector_goes_on_and_a_causal_encoder_may_read_both_sides(
     model, config, start = begin(config, toy_shards)
     assert describe_parts(model, config, start)["corrector head"] == "init_from"
     assert_same_tensors(dict(model.corrective_head.named_parameters()), start.corrector.head)
+    model, config, start = begin(continued(toy_config, tmp_path / "corrects", *selects), toy_shards)
+    assert describe_parts(model, config, start)["selector head"] == "new"
     refuse("model.causal", lambda: continued(toy_config, tmp_path / "reads"))
-    config = continued(toy_config, tmp_path / "reads", "model.causal=false")
-    assert not config.model.causal
+    assert not continued(toy_config, tmp_path / "reads", "model.causal=false").model.causal
     assert continued(toy_config, tmp_path / "reads", *reads).model.causal
 
 

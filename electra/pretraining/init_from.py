@@ -250,7 +250,7 @@ def _find_head(network: Network, start: SavedModel) -> Mapping[str, Tensor]:
     kept = start.kept
     if isinstance(network.head, NextSentenceHead):
         return kept.next_sentence
-    if network.first_layer:  # cocolm's
+    if network.predicts == "tokens" and network.first_layer:  # beside a discriminator
         return start.corrector.head if start.corrector else {}
     return kept.head if network.predicts == kept.predicts else {}
 
