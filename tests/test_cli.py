@@ -446,8 +446,8 @@ def test_dry_run_prints_every_setting_and_does_nothing(capsys, chain, tmp_path):
     out = tmp_path / "out"
     words = ["pretrain", folder / "shards", "--preset", "small", "--out", out]
     printed = succeed(capsys, *words, "--dry-run").out
-    assert "model.hidden_size=256" in printed.splitlines()
-    assert "optimizer.learning_rate=0.0005" in printed.splitlines()
+    lines = {"model.hidden_size=256", "model.vocab_size=120", "optimizer.learning_rate=0.0005"}
+    assert lines <= set(printed.splitlines())
     assert "nothing was written" in printed
     for words in (
         ["tokenizer", folder / "task" / "dev.tsv", "--out", out],
@@ -465,7 +465,7 @@ def test_dry_runs_import_no_torch(chain):
     commands = [
         ["tokenizer", "task", "--out", "out"],
         ["prepare", "task", "--tokenizer", "vocabulary", "--out", "out"],
-        ["pretrain", "shards", "--out", "out"],
+        ["pretrain"],
         ["report", "run", "--out", "out.md"],
         ["quickstart", "--out", "out"],
     ]
@@ -511,7 +511,7 @@ def test_settings_from_toml_then_from_set(capsys, chain, tmp_path):
 def test_a_short_run_warms_up_for_a_tenth(capsys, tmp_path, preset, settings, warmup_steps):
     """Unless the user says otherwise; what was changed is said."""
     settings = [*settings, "train.device=cuda"]  # for which nothing is estimated
-    words = ["pretrain", "shards", "--out", tmp_path / "run", "--dry-run", "--preset", preset]
+    words = ["pretrain", "--dry-run", "--preset", preset]
     toml = tmp_path / "recipe.toml"
     toml.write_text(
         "\n".join(
@@ -553,8 +553,8 @@ def test_plan_ends_with_the_command_that_comes_next(capsys):
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_recipe_is_one_word(preset, capsys, tmp_path):
-    words = ["pretrain", "shards", "--out", tmp_path / "run", "--dry-run", "--preset", preset]
+def test_a_recipe_is_one_word(preset, capsys):
+    words = ["pretrain", "--dry-run", "--preset", preset]
     words += ["--set", "train.device=cuda"]  # for which nothing is estimated
     printed = {}
     for recipe in ("paper", "best", None):

@@ -99,7 +99,7 @@ def pretrain(
             read_run(job.run, None if resume else settings, "cpu")  # refuses what cannot go on
         print_dry_run(settings, job.action)
     if is_new:
-        _note_time(settings, None if dry_run else shards)
+        _note_time(settings)
     if dry_run:
         return
     from electra.pretraining.loop import pretrain as run_pretrain
@@ -160,20 +160,20 @@ def _find_new(
     if (out / "config.json").exists():
         return _Job(settings, f"continue {out}", out)
     refuse_existing(out)
+    from electra.pretraining.start import fit_to_shards
+    from electra.shards.store import open_shards
+
+    settings = fit_to_shards(settings, open_shards(shards, verify=False))
     return _Job(settings, f"read the shards {shards} and write the run {out}")
 
 
-def _note_time(
-    settings: PretrainConfig, shards: Path | None = None, seconds: float | None = None
-) -> None:
+def _note_time(settings: PretrainConfig, seconds: float | None = None) -> None:
     """Say of a run of days on a CPU, before it begins, how long it takes, and what takes less."""
     sizes, train = settings.model, settings.train
     tokens = train.steps * train.batch_size * settings.examples.sequence_length
     if 72 * sizes.num_hidden_layers * sizes.hidden_size**2 * tokens < HOURS:
         return
     from electra.pretraining.plan import DAY, estimate_run, list_shorter
-    from electra.pretraining.start import fit_to_shards
-    from electra.shards.store import open_shards
     from electra.training.machine import prepare_machine
 
     if train.device == "cuda":  # which need not be on this machine, for a dry run
@@ -181,8 +181,6 @@ def _note_time(
     machine = prepare_machine(train.device, train.precision, train.threads)
     if machine.device.type == "cuda" or machine.num_ranks > 1:
         return
-    if shards:
-        settings = fit_to_shards(settings, open_shards(shards, verify=False))
     seconds = estimate_run(settings, machine) if seconds is None else seconds
     if seconds <= DAY:
         return

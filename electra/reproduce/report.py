@@ -32,7 +32,6 @@ VERDICTS = {
     "as in the paper": "Holds here",
     "against the paper": "Does not hold here",
     "not separable": "Cannot be told at this budget",
-    TOO_FEW: f"Fewer than {LEAST_SEEDS} seeds, no winner is named",
     "higher": "Differs here, and the paper tells no order",
     "lower": "Differs here, and the paper tells no order",
 }
@@ -134,6 +133,8 @@ def describe(suite: Suite, cells: Sequence[Cell], num_done: int, num_runs: int) 
             " Rows marked * share the stable part of the longest run of their row and seed, and "
             "have a decay of their own."
         )
+    if any(cell.verdict.endswith(TOO_FEW) for cell in cells):
+        here += f" Below {LEAST_SEEDS} seeds no winner is named."
     groups: dict[str, list[str]] = {title: [] for title in VERDICTS.values()}
     for cell in cells:
         verdict = cell.verdict.rpartition(", ")[2]
