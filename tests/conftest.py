@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import ignore, send_at
 from safetensors.torch import save_file
 
 from electra.checkpoints.folder import read_model
@@ -14,10 +15,12 @@ from electra.checkpoints.names import ELECTRA
 from electra.config import PrepareConfig, PretrainConfig, TokenizerConfig
 from electra.files import write_json
 from electra.interop.export import export
+from electra.model.batch import Batch
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.loop import pretrain
+from electra.processes import Interrupted
 from electra.settings import override
 from electra.shards.prepare import prepare
 from electra.tokenizing.tokenizer import Tokenizer
@@ -51,6 +54,18 @@ def open_terminal(monkeypatch):
         return screen
 
     return open_terminal
+
+
+@pytest.fixture
+def batch() -> Batch:
+    """Rows of 32 ids below 60: two full ones, of 20, of 3; specials inside; in half B follows A."""
+    ids = torch.randint(5, 60, (4, 32), generator=torch.Generator().manual_seed(1))
+    length = torch.tensor([32, 20, 3, 32])
+    real = torch.arange(32) < length[:, None]
+    ids[:, 0], ids[torch.arange(4), length - 1] = 2, 3
+    ids[3, 9], ids[3, 10] = 3, 1
+    types = (torch.arange(32) > 9).long() * real
+    return Batch(ids * real, real, types, None, torch.tensor([True, False, False, True]))
 
 
 @pytest.fixture(scope="session")
@@ -137,8 +152,27 @@ def toy_config() -> PretrainConfig:
 def run(toy_shards, toy_config, tmp_path_factory) -> Path:
     """A finished run of `toy_config`. Many tests read the folder, and none writes into it."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    pretrain(toy_shards, folder, toy_config, lambda record: None)
+    pretrain(toy_shards, folder, toy_config, ignore)
     return folder
+
+
+@pytest.fixture
+def train(toy_shards, toy_config, tmp_path):
+    """Return what begins or continues a run of `toy_config` with some changes, by its name."""
+
+    def train(name, *changes, show=ignore, stop_at=None, **options):
+        """Return its folder. With `stop_at` a signal stops it after the step behind that one."""
+        config = override(toy_config, " ".join(changes).split())
+        arguments = toy_shards, tmp_path / name, config
+        if stop_at is None:
+            pretrain(*arguments, show, **options)
+        else:
+            with pytest.raises(Interrupted) as stop:
+                pretrain(*arguments, send_at(stop_at), **options)
+            assert stop.value.step == stop_at + 1
+        return tmp_path / name
+
+    return train
 
 
 @pytest.fixture(scope="session")

@@ -6,16 +6,22 @@ import os
 import resource
 import signal
 import time
+from pathlib import Path
 
 import torch
 from networks import assert_same_tensors
 from safetensors.torch import load_file
 
 from electra.checkpoints.checkpoint import find_checkpoint
+from electra.checkpoints.folder import read_pretrained
 from electra.checkpoints.metrics import OF_THE_MACHINE, read_metrics
 from electra.checkpoints.names import DEBERTA
 from electra.files import write_json
+from electra.pretraining.init_from import load_start
+from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.settings import flatten, to_dict
+from electra.shards.store import open_shards
+from electra.training.machine import Machine
 
 SMALL = {
     **{"model.hidden_size": 64, "model.num_attention_heads": 1, "model.embedding_size": 32},
@@ -51,6 +57,15 @@ def send_at(step, number=signal.SIGTERM):
             os.kill(os.getpid(), number)
 
     return show
+
+
+def begin(config, shards):
+    """The objective of a continued run at its first step, its settings, and what it begins with."""
+    start, shards = read_pretrained(Path(config.train.init_from)), open_shards(shards)
+    config, counts = fit_to_shards(config, shards), count_tokens(shards)
+    model = build_model(config, shards.tokenizer, Machine(), counts)
+    load_start(model, config, start, counts)
+    return model, config, start
 
 
 def limit_files(size):

@@ -15,13 +15,12 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from runs import assert_same_end, ignore, read_measures, write_toml
+from runs import assert_same_end, read_measures, write_toml
 
 from electra.checkpoints.checkpoint import find_checkpoint
 from electra.cli import main
 from electra.errors import UserError
 from electra.pretraining import loop
-from electra.pretraining.loop import pretrain
 from electra.pretraining.start import require_equal_shares
 from electra.pretraining.step import Step
 from electra.processes import Interrupted
@@ -34,20 +33,14 @@ SECONDS = 120
 """Watchdog: a run that hangs fails its test."""
 
 
-def torchrun(processes, *words, restarts=0, **options):
+def torchrun(processes, *words, restarts=0):
     """Start a program under torchrun."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     launcher += [f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
     path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    return subprocess.Popen(
-        [*launcher, *map(str, words)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*launcher, *map(str, words)], env=environment, **pipes)
 
 
 def finish(process):
@@ -73,14 +66,6 @@ def children_of(pid):
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def compute_together(folder, processes, steps, names, sharding):
-    succeed(processes, TESTS / "ranks.py", folder, steps, sharding, *names)
-    return {
-        name: [json.loads((folder / f"{name}-{r}.json").read_text()) for r in range(processes)]
-        for name in names
-    }
-
-
 def assert_one_step(names, processes, steps, folder, sharding="none"):
     """The same rows, positions and draws, and the same losses to rounding.
 
@@ -88,15 +73,17 @@ def assert_one_step(names, processes, steps, folder, sharding="none"):
     steps amplify that: 1.5e-6 was seen after eight steps of four processes, and in reference mode,
     whose Adam corrects no bias, 1.1e-4 of a norm after nine steps of two.
     """
-    together = compute_together(folder, processes, steps, names, sharding)
+    succeed(processes, TESTS / "ranks.py", folder, steps, sharding, *names)
     for name in names:
         alone = ranks.compute(name, steps, Machine(), sharding)
-        for found in together[name]:
+        files = [folder / f"{name}-{rank}.json" for rank in range(processes)]
+        together = [json.loads(file.read_text()) for file in files]
+        for found in together:
             assert found["draws"] == alone["draws"], name
             assert found["norms"] == pytest.approx(alone["norms"], rel=3e-4), name
             assert found["losses"][0] == pytest.approx(alone["losses"][0], rel=1e-6), name
             assert found["losses"] == pytest.approx(alone["losses"], rel=1e-5), name
-            assert found["losses"] == together[name][0]["losses"], name
+            assert found["losses"] == together[0]["losses"], name
 
 
 def test_two_processes_compute_the_step_of_one(tmp_path):
@@ -151,15 +138,27 @@ assert is_divided or not any("gloo" in name for name in names), names  # they co
 
 
 @pytest.fixture
-def program(tmp_path):
-    path = tmp_path / "program.py"
-    path.write_text(PROGRAM)
-    return path
+def train_together(toy_shards, toy_config, tmp_path):
+    """Return what makes or continues a run in some processes, with signals at some steps."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+
+    def train_together(name, processes, settings, *kills, restarts=0):
+        config = json.dumps(to_dict(override(toy_config, settings.split())))
+        words = [tmp_path / "program.py", toy_shards, tmp_path / name, config, *kills]
+        succeed(processes, *words, restarts=restarts)
+        return tmp_path / name
+
+    return train_together
 
 
-def pretrain_together(program, processes, shards, run, config, *kills, restarts=0):
-    words = [program, shards, run, json.dumps(to_dict(config)), *kills]
-    succeed(processes, *words, restarts=restarts)
+def wait_for_records(run, process):
+    while not (run / "metrics.jsonl").exists() or not (run / "metrics.jsonl").stat().st_size:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+
+
+def read_sessions(run):
+    return json.loads((run / "manifest.json").read_text())["sessions"]
 
 
 def assert_same_losses(*runs):
@@ -168,73 +167,58 @@ def assert_same_losses(*runs):
 
 
 @pytest.mark.slow
-def test_processes_stop_together_and_any_number_goes_on(program, toy_shards, toy_config, tmp_path):
+def test_processes_stop_together_and_any_number_goes_on(train_together, train, tmp_path):
     """SIGTERM to one of two; then two processes, and from another copy one, to the same end."""
-    config = override(toy_config, ["train.log_every=1"])
-    pretrain_together(program, 2, toy_shards, tmp_path / "run", config, "SIGTERM,1,7")
-    stops = [(tmp_path / f"run/stopped-{rank}").read_text() for rank in range(2)]
+    run = train_together("run", 2, "train.log_every=1", "SIGTERM,1,7")
+    stops = [(run / f"stopped-{rank}").read_text() for rank in range(2)]
     assert stops[0] == stops[1]
     assert stops[0] in ("8", "9")
-    shutil.copytree(tmp_path / "run", tmp_path / "alone")
-    pretrain_together(program, 2, toy_shards, tmp_path / "run", config)
-    pretrain_together(program, 2, toy_shards, tmp_path / "whole", config)
-    assert_same_end(tmp_path / "whole", tmp_path / "run", all_records=True)
-    session = json.loads((tmp_path / "run/manifest.json").read_text())["sessions"][1]
+    shutil.copytree(run, tmp_path / "alone")
+    whole = train_together("whole", 2, "train.log_every=1")
+    train_together("run", 2, "train.log_every=1")
+    assert_same_end(whole, run, all_records=True)
+    session = read_sessions(run)[1]
     assert (session["first_step"], session["processes"]) == (int(stops[0]), 2)
     with pytest.warns(UserWarning, match=r"other settings: train\.accumulation 1 -> 2"):
-        pretrain(toy_shards, tmp_path / "alone", override(config, ["train.accumulation=2"]), ignore)
-    assert_same_losses(tmp_path / "whole", tmp_path / "alone")
+        alone = train("alone", "train.log_every=1 train.accumulation=2")
+    assert_same_losses(whole, alone)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 4)])
-def test_more_processes_go_on(program, before, after, toy_shards, toy_config, tmp_path):
+def test_more_processes_go_on(train_together, train, toy_config, before, after):
     """With the same micro-batches: the losses of one process that was never stopped."""
-    config = override(toy_config, ["train.log_every=1"])
-
-    def share(processes):
-        return override(config, [f"train.accumulation={4 // processes}"])
-
-    pretrain(toy_shards, tmp_path / "whole", share(1), ignore)
-    run = tmp_path / "run"
-    pretrain_together(program, before, toy_shards, run, share(before), "SIGTERM,0,5")
-    assert int((run / "stopped-0").read_text()) < config.train.steps
-    pretrain_together(program, after, toy_shards, run, share(after))
-    sessions = json.loads((run / "manifest.json").read_text())["sessions"]
-    assert [session["processes"] for session in sessions] == [before, after]
-    assert_same_losses(tmp_path / "whole", run)
+    settings = {n: f"train.log_every=1 train.accumulation={4 // n}" for n in (1, before, after)}
+    run = train_together("run", before, settings[before], "SIGTERM,0,5")
+    assert int((run / "stopped-0").read_text()) < toy_config.train.steps
+    train_together("run", after, settings[after])
+    assert [session["processes"] for session in read_sessions(run)] == [before, after]
+    assert_same_losses(train("whole", settings[1]), run)
 
 
 @pytest.mark.slow
-def test_a_lost_process_costs_a_restart(program, toy_shards, toy_config, tmp_path):
+def test_a_lost_process_costs_a_restart(train_together):
     """kill -9 of either of two processes; torchrun starts both anew, to the same bits."""
-    config = override(toy_config, ["train.log_every=1", "train.save_every=2"])
-    kills = ["SIGKILL,1,4", "SIGKILL,0,7"]
-    pretrain_together(program, 2, toy_shards, tmp_path / "run", config, *kills, restarts=2)
-    sessions = json.loads((tmp_path / "run/manifest.json").read_text())["sessions"]
-    assert len(sessions) == 3
-    pretrain_together(program, 2, toy_shards, tmp_path / "whole", config)
-    assert_same_end(tmp_path / "whole", tmp_path / "run", all_records=True)
+    settings = "train.log_every=1 train.save_every=2"
+    run = train_together("run", 2, settings, "SIGKILL,1,4", "SIGKILL,0,7", restarts=2)
+    assert len(read_sessions(run)) == 3
+    assert_same_end(train_together("whole", 2, settings), run, all_records=True)
 
 
 @pytest.mark.slow
-def test_a_divided_run_goes_on_in_any_form(program, toy_shards, toy_config, tmp_path):
+def test_a_divided_run_goes_on_in_any_form(train_together, train, tmp_path):
     """Divided among two processes and killed: to the same bits; then whole on one: the same run."""
-    config = override(toy_config, ["train.log_every=1", "train.save_every=2", "train.layers=plain"])
-    divided = override(config, ["train.sharding=full"])
-    for name, kills in (("whole", []), ("killed", ["SIGKILL,1,4"]), ("run", ["SIGTERM,0,5"])):
-        pretrain_together(*(program, 2, toy_shards, tmp_path / name, divided), *kills, restarts=1)
-    sessions = json.loads((tmp_path / "killed/manifest.json").read_text())["sessions"]
-    assert len(sessions) == 2
-    assert_same_end(tmp_path / "whole", tmp_path / "killed", all_records=True)
-    alone = override(config, ["train.accumulation=2"])
+    plain = "train.log_every=1 train.save_every=2 train.layers=plain"
+    divided = f"{plain} train.sharding=full"
+    whole = train_together("whole", 2, divided)
+    killed = train_together("killed", 2, divided, "SIGKILL,1,4", restarts=1)
+    assert len(read_sessions(killed)) == 2
+    assert_same_end(whole, killed, all_records=True)
+    run = train_together("run", 2, divided, "SIGTERM,0,5")
     with pytest.warns(UserWarning, match=r"train\.sharding full -> none"):
-        pretrain(toy_shards, tmp_path / "run", alone, ignore)
-    assert_same_losses(tmp_path / "whole", tmp_path / "run")
-    pretrain_together(
-        *(program, 2, toy_shards, tmp_path / "copied", override(alone, ["train.accumulation=1"]))
-    )
-    ends = [read_measures(tmp_path / name)[-1] for name in ("whole", "copied")]
+        train("run", plain, "train.accumulation=2")
+    assert_same_losses(whole, run)
+    ends = [read_measures(each)[-1] for each in (whole, train_together("copied", 2, plain))]
     assert ends[1]["loss"] == pytest.approx(ends[0]["loss"], rel=1e-6)
 
 
@@ -245,9 +229,7 @@ def test_a_run_whose_torchrun_is_killed_saves_and_ends(toy_shards, tmp_path, pro
     run = tmp_path / "run"
     words = ["-m", "electra", "pretrain", toy_shards, "--preset", "tiny", "--out", run, "--set"]
     process = torchrun(processes, *words, "model.num_hidden_layers=1", "train.log_every=1")
-    while not (run / "metrics.jsonl").exists() or not (run / "metrics.jsonl").stat().st_size:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.1)
+    wait_for_records(run, process)
     process.kill()
     finish(process)  # when the last of its processes has closed the streams
     assert not (run / "lock").exists()
@@ -260,9 +242,7 @@ def test_the_command_under_torchrun(toy_shards, toy_config, tmp_path):
     run, toml = tmp_path / "run", write_toml(tmp_path, toy_config)
     words = ["-m", "electra", "pretrain", toy_shards, "--out", run, "--config", toml]
     process = torchrun(2, *words, "--set", "train.steps=100000", "train.log_every=10")
-    while not (run / "metrics.jsonl").exists() or not (run / "metrics.jsonl").stat().st_size:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.1)
+    wait_for_records(run, process)
     for pid in (*children_of(process.pid), process.pid):
         os.kill(pid, signal.SIGTERM)
     began = time.monotonic()
@@ -286,15 +266,17 @@ def test_the_command_under_torchrun(toy_shards, toy_config, tmp_path):
 
 
 def test_unequal_shares_are_refused(toy_config):
-    says = r"batch_size 8 must be a multiple of 6, which is 3 .*accumulation 2: .*batch_size=12$"
-    with pytest.raises(UserError, match=says):
-        require_equal_shares(override(toy_config, ["train.accumulation=2"]), Machine(num_ranks=3))
-    require_equal_shares(override(toy_config, ["train.accumulation=3"]), Machine())
-    compares = override(toy_config, ["method.objective=cocolm"])
-    with pytest.raises(
-        UserError, match="compares the rows of one process, not of 2: start one, or"
+    for setting, num_ranks, says in (
+        (
+            *("train.accumulation=2", 3),
+            r"batch_size 8 must be a multiple of 6, which is 3 .*accumulation 2: .*batch_size=12$",
+        ),
+        ("method.objective=cocolm", 2, "compares the rows of one process, not of 2: start one, or"),
     ):
-        require_equal_shares(compares, Machine(num_ranks=2))
+        config = override(toy_config, [setting])
+        with pytest.raises(UserError, match=says):
+            require_equal_shares(config, Machine(num_ranks=num_ranks))
+        require_equal_shares(config, Machine())
 
 
 @pytest.mark.slow
@@ -307,15 +289,12 @@ def test_processes_share_seeds_and_grid_points(start, toy_question, tmp_path, wo
     several = ["-m", "electra", *task, tmp_path / "together", *small]
     out, _ = succeed(2, *several)
     assert out.count("wrote ") == 1
-    answers = [
-        {
-            path.relative_to(tmp_path / name): path.read_text()
-            for path in (tmp_path / name).rglob("predictions.tsv")
-        }
-        for name in ("alone", "together")
-    ]
-    assert len(answers[0]) >= 3
-    assert answers[0] == answers[1]
+    alone, together = (
+        {path.relative_to(folder): path.read_text() for path in folder.rglob("predictions.tsv")}
+        for folder in (tmp_path / "alone", tmp_path / "together")
+    )
+    assert len(alone) >= 3
+    assert alone == together
 
 
 @pytest.mark.parametrize(
@@ -347,9 +326,7 @@ def test_nccl_is_ended_by_all_processes_or_by_none(monkeypatch, error, on_host, 
 
 
 @pytest.mark.parametrize("max_seconds", [math.inf, 0])
-def test_captures_are_freed_before_the_group_is_left(
-    toy_shards, toy_config, tmp_path, monkeypatch, max_seconds
-):
+def test_captures_are_freed_before_the_group_is_left(train, monkeypatch, max_seconds):
     """Of a finished and of a stopped run."""
     order = []
 
@@ -362,7 +339,6 @@ def test_captures_are_freed_before_the_group_is_left(
 
     monkeypatch.setattr(loop, "joined", joined)
     monkeypatch.setattr(Step, "close", lambda step: order.append("closed"))
-    config = override(toy_config, ["train.steps=2", "optimizer.warmup_steps=0"])
     with nullcontext() if max_seconds else pytest.raises(Interrupted):
-        pretrain(toy_shards, tmp_path / "run", config, ignore, max_seconds)
+        train("run", "train.steps=2 optimizer.warmup_steps=0", max_seconds=max_seconds)
     assert order == ["closed", "left"]

@@ -64,19 +64,6 @@ def load_objective(run, tokenizer):
     return model
 
 
-def test_scores_are_sums_of_energies(electric, toy_tokenizer):
-    lines = ["the queen sold a boat .", "a young doctor painted the castle in 1912 .", "the queen"]
-    scores = load_scorer(electric).score(lines)
-    assert [score.text for score in scores] == lines
-    model = load_objective(electric, toy_tokenizer)
-    for score in scores:
-        ids = toy_tokenizer.encode(score.text)
-        assert score.num_tokens == len(ids)
-        row = torch.tensor([[toy_tokenizer.cls_id, *ids, toy_tokenizer.sep_id]])
-        energy = model.energy(Batch(row, None, torch.zeros_like(row)))[0, 1:-1]
-        assert score.pll == pytest.approx(-energy.sum().item(), abs=1e-4)
-
-
 def test_a_loaded_scorer_reads_no_file_and_scores_alike_in_any_batch(electric, tmp_path):
     copy = shutil.copytree(electric, tmp_path / "run")
     scorer = load_scorer(copy)
@@ -89,9 +76,9 @@ def test_a_loaded_scorer_reads_no_file_and_scores_alike_in_any_batch(electric, t
 
 
 def test_only_line_ends_end_a_line(tmp_path):
-    inside = ["the\u2028queen", "a\x0bboat", "one\x85day", "the\x1csea", "the\x0cend"]
+    inside = ["the\u2028queen", "a\x0bboat", "one\x85day", "the\x1csea", "the\x0cend", "a\tb\rc "]
     (tmp_path / "text.txt").write_bytes("\r\n".join([*inside, "", "last"]).encode())
-    assert read_sentences(tmp_path / "text.txt") == [*inside, "last"]
+    assert read_sentences(tmp_path / "text.txt") == [*(line.strip() for line in inside), "last"]
     (tmp_path / "text.txt.xz").write_bytes(lzma.compress("\ufeffthe queen\n".encode()))
     assert read_sentences(tmp_path / "text.txt.xz") == ["the queen"]
 
@@ -115,26 +102,29 @@ def test_precision_and_threads_are_those_of_the_run(electric, tmp_path):
     ("objective", "network"),
     [
         *(("rtd", "kept"), ("rtd", "generator"), ("mlm", "kept"), ("causal_lm", "kept")),
-        ("cocolm", "corrector"),
+        *(("cocolm", "corrector"), ("electric", "kept")),
     ],
 )
-def test_other_networks_score_as_they_are_defined(objective, network, trained, toy_tokenizer):
-    """An MLM with one token masked at a time, all others in one pass."""
+def test_networks_score_as_they_are_defined(objective, network, trained, toy_tokenizer):
+    """Electric by sums of energies, an MLM with one token masked at a time; others in one pass."""
     run = trained(objective)
-    lines = ["the queen sold a boat .", "the queen"]
+    lines = ["the queen sold a boat .", "a young doctor painted the castle in 1912 .", "the queen"]
     scores = load_scorer(run, network).score(lines)
+    assert [score.text for score in scores] == lines
     model = load_objective(run, toy_tokenizer)
-    for line, score in zip(lines, scores, strict=True):
-        ids = toy_tokenizer.encode(line)
+    for score in scores:
+        ids = toy_tokenizer.encode(score.text)
+        assert score.num_tokens == len(ids)
         row = torch.tensor([[toy_tokenizer.cls_id, *ids, toy_tokenizer.sep_id]])
-        total = 0.0
-        for place, token in enumerate(ids, 1):
-            if objective == "rtd" and network == "kept":
-                judge = model.networks["discriminator"]
-                logit = judge.head(judge.encoders[0](row))[0, place]
-                total += torch.sigmoid(-logit).log().item()
-            else:
-                masked_lm = model.networks["encoder" if network == "kept" else network]
+        if objective == "electric":
+            total = -model.energy(Batch(row, None, torch.zeros_like(row)))[0, 1:-1].sum().item()
+        elif objective == "rtd" and network == "kept":
+            judge = model.networks["discriminator"]
+            logits = judge.head(judge.encoders[0](row))[0, 1:-1]
+            total = torch.sigmoid(-logits).log().sum().item()
+        else:
+            masked_lm, total = model.networks["encoder" if network == "kept" else network], 0.0
+            for place, token in enumerate(ids, 1):
                 asked, at = row.clone(), place
                 if objective == "causal_lm":
                     asked, at = row[:, :place], -1
@@ -143,7 +133,7 @@ def test_other_networks_score_as_they_are_defined(objective, network, trained, t
                 features = masked_lm.head(masked_lm.encoders[0](asked)[0, at])
                 table = masked_lm.encoders[0].embeddings.tokens.weight
                 total += (table @ features + masked_lm.head.bias).log_softmax(0)[token].item()
-        assert score.pll == pytest.approx(total, abs=1e-3)
+        assert score.pll == pytest.approx(total, abs=1e-3 if objective != "electric" else 1e-4)
 
 
 @pytest.mark.parametrize(

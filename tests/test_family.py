@@ -307,8 +307,7 @@ SLOW = ("regression", "tagging", "squad", "plain spans")
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(each, marks=pytest.mark.slow) if each in SLOW else each for each in CASES],
+    "name", [pytest.param(each, marks=pytest.mark.slow) if each in SLOW else each for each in CASES]
 )
 def test_it_learns_what_can_be_learnt(name, pretrained, tmp_path):
     case, task = CASES[name], draw_task(name, CASES[name].count)

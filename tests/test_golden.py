@@ -23,38 +23,24 @@ FOLDER = Path(__file__).parent / "golden"
 STEPS = 20
 TOLERANCE = 1e-5
 BASE = [
-    "model.hidden_size=128",
-    "model.num_hidden_layers=2",
-    "model.num_attention_heads=2",
-    "model.intermediate_size=256",
-    "model.embedding_size=32",
-    "generator.hidden_fraction=0.5",
-    "examples.sequence_length=32",
-    "optimizer.warmup_steps=5",
-    f"train.steps={STEPS}",
-    "train.batch_size=8",
-    "train.precision=float32",
+    *("model.hidden_size=128", "model.num_hidden_layers=2", "model.num_attention_heads=2"),
+    *("model.intermediate_size=256", "model.embedding_size=32", "generator.hidden_fraction=0.5"),
+    *("examples.sequence_length=32", "optimizer.warmup_steps=5", f"train.steps={STEPS}"),
+    *("train.batch_size=8", "train.precision=float32"),
 ]
-MODERN = [
-    "model.architecture=modernbert",
-    "model.embedding_size=128",
-    "model.local_attention=8",
-    "generator.hidden_fraction=1",
-    "generator.layers_fraction=0.5",
-]
-DEBERTA = [
-    *("model.architecture=deberta-v2", "model.embedding_size=128", "model.position_buckets=8"),
-    *("model.max_relative_positions=16", "generator.hidden_fraction=1"),
-    "generator.layers_fraction=0.5",
-]
-NEXT_SENTENCE = [
-    *("method.objective=mlm", "examples.next_sentence=true", "examples.single_segment_prob=0")
-]
+HALF = ["generator.hidden_fraction=1", "generator.layers_fraction=0.5"]
+MODERN = ["model.architecture=modernbert", "model.embedding_size=128", "model.local_attention=8"]
+MODERN += HALF
+DEBERTA = ["model.architecture=deberta-v2", "model.embedding_size=128", "model.position_buckets=8"]
+DEBERTA += ["model.max_relative_positions=16", *HALF]
+MLM = ["method.objective=mlm"]
+NEXT_SENTENCE = [*MLM, "examples.next_sentence=true", "examples.single_segment_prob=0"]
+ALL = ["method.sharing=all", "generator.hidden_fraction=1"]
 VARIANTS = {
     "rtd": [],
     "rtd-masked-only": ["method.objective=rtd_masked_only"],
-    "mlm": ["method.objective=mlm"],
-    "mlm-mask": ["method.objective=mlm", "method.shown_at_mask=mask"],
+    "mlm": MLM,
+    "mlm-mask": [*MLM, "method.shown_at_mask=mask"],
     "replace-mlm": ["method.objective=replace_mlm"],
     "all-tokens-mlm": ["method.objective=all_tokens_mlm"],
     "electric": ["method.objective=electric"],
@@ -67,15 +53,11 @@ VARIANTS = {
     "adversarial": ["method.scheme=adversarial"],
     "warm-up": ["generator.warmup_steps=8"],
     "sharing-none": ["method.sharing=none"],
-    "sharing-all": ["method.sharing=all", "generator.hidden_fraction=1"],
+    "sharing-all": ALL,
     "sharing-gdes": ["method.sharing=gdes"],
     "apart": ["method.sharing=gdes", "train.updates=apart", "train.accumulation=2"],
     "electric-gdes": ["method.objective=electric", "method.sharing=gdes"],
-    "replace-mlm-sharing-all": [
-        "method.objective=replace_mlm",
-        "method.sharing=all",
-        "generator.hidden_fraction=1",
-    ],
+    "replace-mlm-sharing-all": ["method.objective=replace_mlm", *ALL],
     "uniform": ["generator.kind=uniform"],
     "unigram": ["generator.kind=unigram"],
     "temperature": ["generator.temperature=1.5", "generator.disallow_correct=true"],
@@ -90,16 +72,11 @@ VARIANTS = {
     "accumulation": ["train.accumulation=3"],
     "recompute": ["train.recompute_activations=true"],
     "modern": MODERN,
-    "modern-mlm": [
-        *MODERN,
-        "method.objective=mlm",
-        "method.shown_at_mask=mask",
-        "examples.attend=document",
-    ],
+    "modern-mlm": [*MODERN, *MLM, "method.shown_at_mask=mask", "examples.attend=document"],
     "modern-teams": [*MODERN, "method.objective=teams", "generator.shared_layers=1"],
     "modern-electric": [*MODERN, "method.objective=electric", "optimizer.matrices=muon"],
     "deberta": [*DEBERTA, "method.sharing=gdes", "train.updates=apart"],
-    "deberta-mlm": [*DEBERTA, "method.objective=mlm", "examples.attend=document"],
+    "deberta-mlm": [*DEBERTA, *MLM, "examples.attend=document"],
     "no-dropout": ["model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0"],
 }
 
@@ -122,12 +99,8 @@ def compute(settings, shards_folder):
         outcome = step(number, batch, find_learning_rate(number, model, config))
         losses.append(sum(output.loss.item() for output in outcome.outputs))
         grad_norms.append(outcome.grad_norm.item())
-    return {
-        "settings": settings,
-        "rows": rows.hexdigest(),
-        "losses": losses,
-        "grad_norms": grad_norms,
-    }
+    found = {"losses": losses, "grad_norms": grad_norms}
+    return {"settings": settings, "rows": rows.hexdigest(), **found}
 
 
 @pytest.mark.parametrize("name", VARIANTS)

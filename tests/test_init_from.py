@@ -2,7 +2,6 @@
 
 import dataclasses
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ import transformers
 from commands import refuse_command, run_python_of, succeed
 from networks import assert_same_tensors
 from refusals import refuse
-from runs import assert_same_end, ignore, read_records, send_at
+from runs import assert_same_end, begin, ignore, read_records, send_at
 from safetensors.torch import load_file, save_file
 from test_golden import NEXT_SENTENCE
 
@@ -20,7 +19,7 @@ from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
 from electra.checkpoints.names import NEXT_SENTENCE_FILE
 from electra.cli import main
-from electra.config import PrepareConfig
+from electra.config import OBJECTIVES, PrepareConfig
 from electra.errors import UserError
 from electra.interop.export import export
 from electra.interop.importing import import_model
@@ -28,12 +27,12 @@ from electra.method.flops import count_parts
 from electra.method.registry import sketch_objective
 from electra.presets import PRESETS, modern_sizes
 from electra.pretraining.acceleration import prepare_step
-from electra.pretraining.init_from import describe_parts, fit_to_start, load_start
+from electra.pretraining.init_from import describe_parts, fit_to_start
 from electra.pretraining.journal import Alarms
 from electra.pretraining.loop import pretrain, resume
 from electra.pretraining.plan import make_rows, measure_activations, time_run
 from electra.pretraining.resolution import resolve
-from electra.pretraining.start import build_model, count_tokens, fit_to_shards
+from electra.pretraining.start import build_model, count_tokens
 from electra.processes import Interrupted
 from electra.reports.curves import find_panels
 from electra.reports.page import write_page
@@ -46,6 +45,8 @@ from electra.tokenizing.tokenizer import Tokenizer, make_tokenizer
 from electra.training.machine import Machine
 
 SHORT = ["train.steps=8", "train.save_every=4", "train.evaluate_every=4", "train.log_every=2"]
+CORRECTS = "method.objective=cocolm method.contrast_weight=0"
+READS = "method.objective=causal_lm model.causal=true"
 
 
 @pytest.fixture(scope="module")
@@ -62,81 +63,67 @@ def folders(toy_shards, toy_config, tmp_path_factory):
 
 def continued(toy_config, start, *settings):
     """The settings of a run that begins with a folder, as a command makes them."""
-    config = override(
-        toy_config, [*SHORT, "optimizer.warmup_steps=1", f"train.init_from={start}", *settings]
-    )
+    settings = " ".join(settings).split()
+    more = [*SHORT, "optimizer.warmup_steps=1", f"train.init_from={start}", *settings]
     given = {word.partition("=")[0] for word in settings}
-    return fit_to_start(config, read_pretrained(start), given)
-
-
-def begin(config, shards):
-    """The objective of a continued run at its first step."""
-    start, shards = read_pretrained(Path(config.train.init_from)), open_shards(shards)
-    config = fit_to_shards(config, shards)
-    counts = count_tokens(shards)
-    model = build_model(config, shards.tokenizer, Machine(), counts)
-    load_start(model, config, start, counts)
-    return model, config, start
+    return fit_to_start(override(toy_config, more), read_pretrained(start), given)
 
 
 # Sizes
 
 
-def test_sizes_are_those_of_the_start(folders, toy_config):
-    other = override(PRESETS["small"], ["train.steps=100", f"train.init_from={folders / 'alone'}"])
-    config = fit_to_start(other, read_pretrained(folders / "alone"))
-    theirs = read_run_config(folders / "run")
-    dropout = other.model.hidden_dropout_prob
-    assert config.model == dataclasses.replace(
-        theirs.model, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout
+def test_sizes_are_those_of_the_start(folders):
+    small, theirs = PRESETS["small"], read_run_config(folders / "run")
+    probs = {name: getattr(small.model, name) for name in vars(small.model) if "dropout" in name}
+    alone, whole = (
+        fit_to_start(
+            override(small, ["train.steps=100", f"train.init_from={folders / name}"]),
+            read_pretrained(folders / name),
+        )
+        for name in ("alone", "run")
     )
+    assert alone.model == dataclasses.replace(theirs.model, **probs)
     # Small's narrow generator cannot have the discriminator's layers.
-    assert config.generator.encoder(config.model).hidden_size == config.model.hidden_size
-    assert config.generator.encoder(config.model).num_hidden_layers == 1
-    assert config.generator.warmup_steps == 10
-    whole = override(other, [f"train.init_from={folders / 'run'}"])
-    config = fit_to_start(whole, read_pretrained(folders / "run"))
-    assert config.generator.encoder(config.model) == dataclasses.replace(
-        theirs.generator.encoder(theirs.model),
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-    )
-    assert config.generator.warmup_steps == 0
+    made = alone.generator.encoder(alone.model)
+    assert (made.hidden_size, made.num_hidden_layers) == (alone.model.hidden_size, 1)
+    assert alone.generator.warmup_steps == 10
+    expected = theirs.generator.encoder(theirs.model)
+    assert whole.generator.encoder(whole.model) == dataclasses.replace(expected, **probs)
+    assert whole.generator.warmup_steps == 0
 
 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        (["model.num_hidden_layers=3"], "model.num_hidden_layers 3 contradicts train.init_from"),
-        (["train.initial_weights=neighbours"], "is for a run from scratch"),
-        (["generator.start=layers", "generator.hidden_fraction=0.5"], "takes the lower of 2"),
-        (["generator.hidden_fraction=0.5"], "not those of the settings"),
-        (["generator.start=folder", "generator.start_folder=none"], "neither a run"),
+        ("model.num_hidden_layers=3", "model.num_hidden_layers 3 contradicts train.init_from"),
+        ("train.initial_weights=neighbours", "is for a run from scratch"),
+        ("generator.start=layers generator.hidden_fraction=0.5", "takes the lower of 2"),
+        ("generator.hidden_fraction=0.5", "not those of the settings"),
+        ("generator.start=folder generator.start_folder=none", "neither a run"),
     ],
-)  # fmt: skip
+)
 def test_contradictions_are_refused(folders, toy_config, settings, says):
-    refuse(says, continued, toy_config, folders / "run", *settings)
+    refuse(says, continued, toy_config, folders / "run", settings)
 
 
 def test_folders_that_do_not_fit_are_refused(folders, toy_shards, toy_config, tmp_path):
-    config = continued(toy_config, folders / "alone")
+    config, shards = continued(toy_config, folders / "alone"), tmp_path / "shards"
     other = Tokenizer([*open_shards(toy_shards).tokenizer.tokens_by_id[:-1], "another"])
-    text = tmp_path / "text.txt"
-    text.write_text("the queen sold a boat .\n\n" * 100)
-    prepare([str(text)], other, tmp_path / "shards", PrepareConfig(heldout_prob=0.2), None)
+    (tmp_path / "text.txt").write_text("the queen sold a boat .\n\n" * 100)
+    prepare([str(tmp_path / "text.txt")], other, shards, PrepareConfig(heldout_prob=0.2), None)
     with pytest.raises(UserError, match=r"another vocabulary than .*prepare the text with its"):
-        pretrain(tmp_path / "shards", tmp_path / "out", config, ignore)
-    also = override(config, [f"train.also_evaluate={tmp_path / 'shards'}"])
-    refuse("has another vocabulary", lambda: pretrain(toy_shards, tmp_path / "out", also, ignore))
+        pretrain(shards, tmp_path / "out", config, ignore)
+    also = override(config, [f"train.also_evaluate={shards}"])
+    refuse("has another vocabulary", pretrain, toy_shards, tmp_path / "out", also, ignore)
     # A generator with embeddings of its own cannot share them.
-    shutil.copytree(folders / "export", tmp_path / "untied")
-    (tmp_path / "untied/generator/electra.json").unlink()
-    path = tmp_path / "untied/generator/model.safetensors"
+    untied = shutil.copytree(folders / "export", tmp_path / "untied")
+    (untied / "generator/electra.json").unlink()
+    path = untied / "generator/model.safetensors"
     tensors = load_file(path)
     tensors["electra.embeddings.word_embeddings.weight"] += 1
     save_file(tensors, path)
-    refuse("set method.sharing=gdes or none", lambda: continued(toy_config, tmp_path / "untied"))
-    assert continued(toy_config, tmp_path / "untied", "method.sharing=none")
+    refuse("set method.sharing=gdes or none", continued, toy_config, untied)
+    assert continued(toy_config, untied, "method.sharing=none")
     assert not (tmp_path / "out").exists()
 
 
@@ -152,22 +139,15 @@ def test_the_generator_of_another_preset_is_not_built_first(toy_config, preset):
 # Weights
 
 
-def test_a_run_goes_on_with_both_networks(folders, toy_shards, toy_config):
-    networks = read_pretrained(folders / "run")
-    for start in ("run", "export"):
-        model, config, found = begin(continued(toy_config, folders / start), toy_shards)
-        assert set(describe_parts(model, config, found).values()) == {"init_from"}
-        for network, saved in (
-            (model.networks["discriminator"], networks.kept),
-            (model.networks["generator"], networks.generator),
-        ):
-            for module, tensors in (
-                (network.encoders[0], saved.encoders[0]),
-                (network.head, saved.head),
-            ):
-                assert {name for name, _ in module.named_parameters()} == tensors.keys()
-                for name, parameter in module.named_parameters():
-                    assert torch.equal(parameter, tensors[name]), name
+@pytest.mark.parametrize("start", ["run", "export"])
+def test_a_run_goes_on_with_both_networks(folders, toy_shards, toy_config, start):
+    saved = read_pretrained(folders / "run")
+    model, config, found = begin(continued(toy_config, folders / start), toy_shards)
+    assert set(describe_parts(model, config, found).values()) == {"init_from"}
+    for name, theirs in (("discriminator", saved.kept), ("generator", saved.generator)):
+        network = model.networks[name]
+        assert_same_tensors(dict(network.encoders[0].named_parameters()), theirs.encoders[0])
+        assert_same_tensors(dict(network.head.named_parameters()), theirs.head)
 
 
 @pytest.mark.parametrize("sharing", ["embeddings", "none"])
@@ -175,12 +155,8 @@ def test_a_generator_is_made_of_the_lower_layers(folders, toy_shards, toy_config
     config = continued(toy_config, folders / "alone", f"method.sharing={sharing}")
     model, config, found = begin(config, toy_shards)
     parts = describe_parts(model, config, found)
-    assert parts == {
-        "discriminator": "init_from",
-        "discriminator head": "init_from",
-        "generator": "layers",
-        "generator head": "new",
-    }
+    assert (parts.pop("generator"), parts.pop("generator head")) == ("layers", "new")
+    assert parts == {"discriminator": "init_from", "discriminator head": "init_from"}
     ours = dict(model.discriminator.named_parameters())
     theirs = dict(model.generator.encoder.named_parameters())
     assert theirs.keys() < ours.keys()
@@ -228,27 +204,16 @@ def test_a_generator_is_that_of_another_folder_or_new(folders, toy_shards, toy_c
 @pytest.mark.parametrize(
     "settings",
     [
-        ["method.objective=mlm"],
-        ["method.objective=replace_mlm"],
-        ["method.objective=all_tokens_mlm"],
-        ["method.objective=electric"],
-        ["method.objective=teams"],
-        ["method.objective=cocolm"],
-        ["method.objective=rtd_masked_only"],
-        ["method.scheme=adversarial"],
-        ["method.scheme=two_stage", "method.sharing=none"],
-        ["generator.kind=unigram"],
-        ["method.mode=reference"],
+        *(f"method.objective={name}" for name in OBJECTIVES if name not in ("rtd", "causal_lm")),
+        *("method.scheme=adversarial", "method.scheme=two_stage method.sharing=none"),
+        *("generator.kind=unigram", "method.mode=reference"),
     ],
-    ids=lambda settings: settings[0].partition("=")[2],
 )
 def test_every_objective_continues(folders, toy_shards, toy_config, tmp_path, settings):
     """Their encoder begins with the discriminator's weights, and what is written can be read."""
-    config = continued(toy_config, folders / "run", f"train.also_evaluate={toy_shards}", *settings)
-    model, _, _ = begin(config, toy_shards)
-    expected = read_pretrained(folders / "run").kept.encoders[0]
-    for name, parameter in model.kept.named_parameters():
-        assert torch.equal(parameter, expected[name]), name
+    config = continued(toy_config, folders / "run", f"train.also_evaluate={toy_shards}", settings)
+    model, _, start = begin(config, toy_shards)
+    assert_same_tensors(dict(model.kept.named_parameters()), start.kept.encoders[0])
     pretrain(toy_shards, tmp_path / "run", config, ignore)
     assert read_pretrained(tmp_path / "run").step == 8
     heldout = read_records(tmp_path / "run", "heldout")
@@ -257,96 +222,76 @@ def test_every_objective_continues(folders, toy_shards, toy_config, tmp_path, se
 
 
 def test_a_corrector_goes_on_and_a_causal_encoder_may_read_both_sides(
-    toy_shards, toy_config, tmp_path
+    train, toy_shards, toy_config
 ):
-    corrects = ["method.objective=cocolm", "method.contrast_weight=0"]
-    selects = ["method.objective=teams", "method.kept_layer=selection"]
-    reads = ["method.objective=causal_lm", "model.causal=true"]
-    for name, settings in (("corrects", corrects), ("reads", reads)):
-        pretrain(toy_shards, tmp_path / name, override(toy_config, settings), ignore)
-    config = continued(toy_config, tmp_path / "corrects", *corrects)
-    model, config, start = begin(config, toy_shards)
+    corrects, reads = train("corrects", CORRECTS), train("reads", READS)
+    model, config, start = begin(continued(toy_config, corrects, CORRECTS), toy_shards)
     assert describe_parts(model, config, start)["corrector head"] == "init_from"
     assert_same_tensors(dict(model.corrective_head.named_parameters()), start.corrector.head)
-    model, config, start = begin(continued(toy_config, tmp_path / "corrects", *selects), toy_shards)
-    assert describe_parts(model, config, start)["selector head"] == "new"
-    refuse("model.causal", lambda: continued(toy_config, tmp_path / "reads"))
-    assert not continued(toy_config, tmp_path / "reads", "model.causal=false").model.causal
-    assert continued(toy_config, tmp_path / "reads", *reads).model.causal
+    selects = "method.objective=teams method.kept_layer=selection"
+    found = begin(continued(toy_config, corrects, selects), toy_shards)
+    assert describe_parts(*found)["selector head"] == "new"
+    refuse("model.causal", continued, toy_config, reads)
+    assert not continued(toy_config, reads, "model.causal=false").model.causal
+    assert continued(toy_config, reads, READS).model.causal
 
 
-def test_berts_two_heads_go_out_and_come_back(toy_shards, toy_config, tmp_path, monkeypatch):
+def test_berts_two_heads_go_out_and_come_back(train, toy_shards, toy_config, tmp_path, monkeypatch):
     """A run becomes BertForPreTraining; run, exports and what is imported again are continued."""
     settings = [*NEXT_SENTENCE, "model.embedding_size=128"]
-    pretrain(toy_shards, tmp_path / "run", override(toy_config, settings), ignore)
-    assert export(tmp_path / "run", tmp_path / "bert", form="bert") == "BertForPreTraining"
-    assert export(tmp_path / "run", tmp_path / "electra") == "ElectraForMaskedLM"
-    import_model(tmp_path / "bert", tmp_path / "imported")
-    theirs, info = transformers.BertForPreTraining.from_pretrained(
-        tmp_path / "bert", output_loading_info=True
-    )
+    run, bert = train("run", *settings), tmp_path / "bert"
+    assert export(run, bert, form="bert") == "BertForPreTraining"
+    assert export(run, tmp_path / "electra") == "ElectraForMaskedLM"
+    import_model(bert, tmp_path / "imported")
+    theirs, info = transformers.BertForPreTraining.from_pretrained(bert, output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    saved = read_pretrained(tmp_path / "run").kept
-    for name in ("run", "electra", "imported"):
+    expected = dict(read_pretrained(run).kept.next_sentence)
+    for name in ("electra", "imported", "run"):
         config = continued(toy_config, tmp_path / name, *settings)
         model, config, start = begin(config, toy_shards)
         assert describe_parts(model, config, start)["next_sentence head"] == "init_from"
-        assert_same_tensors(dict(model.next_sentence_head.named_parameters()), saved.next_sentence)
-    model, _, _ = begin(continued(toy_config, tmp_path / "run", *settings), toy_shards)
+        assert_same_tensors(dict(model.next_sentence_head.named_parameters()), expected)
     batch = make_rows(config, 4, seed=0)
     with torch.no_grad():
         states = model.eval().kept(*batch.inputs)
         table, bias = model.mlm.softmax
         found = theirs.eval()(batch.input_ids_BL, token_type_ids=batch.token_type_ids_BL)
-        for logits, expected in (
+        for logits, of_theirs in (
             (model.mlm.head(states) @ table.T + bias, found.prediction_logits),
             (model.next_sentence_head(states[:, 0]), found.seq_relationship_logits),
         ):
-            torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
-    run_python_of(tmp_path / "bert" / "README.md", tmp_path, monkeypatch)
+            torch.testing.assert_close(logits, of_theirs, atol=1e-5, rtol=0)
+    run_python_of(bert / "README.md", tmp_path, monkeypatch)
     assert export(tmp_path / "imported", tmp_path / "again", form="bert") == "BertModel"
-    kept = load_file(tmp_path / "again" / NEXT_SENTENCE_FILE)
-    assert_same_tensors(kept, dict(saved.next_sentence))
+    assert_same_tensors(load_file(tmp_path / "again" / NEXT_SENTENCE_FILE), expected)
 
 
 def test_two_stages_keep_the_discriminator(folders, toy_shards, toy_config):
     """Without train.init_from the second stage begins with the generator's weights."""
-    settings = ["method.scheme=two_stage", "method.sharing=none"]
-    model, _, _ = begin(continued(toy_config, folders / "run", *settings), toy_shards)
+    settings = "method.scheme=two_stage method.sharing=none"
+    model, _, _ = begin(continued(toy_config, folders / "run", settings), toy_shards)
     before = {name: each.clone() for name, each in model.discriminator.named_parameters()}
     torch.nn.init.zeros_(model.generator.encoder.embeddings.tokens.weight)
     model.begin_stage(1)
-    for name, parameter in model.discriminator.named_parameters():
-        assert torch.equal(parameter, before[name]), name
+    assert_same_tensors(dict(model.discriminator.named_parameters()), before)
 
 
 # The generator's warm-up
 
-WARM = {
-    "rtd": [],
-    "none": ["method.sharing=none"],
-    "masked_only": ["method.objective=rtd_masked_only"],
-    "adversarial": ["method.scheme=adversarial"],
-    "replace_mlm": ["method.objective=replace_mlm"],
-    "electric": ["method.objective=electric"],
-    "teams": ["method.objective=teams"],
-    "cocolm": ["method.objective=cocolm"],
-    "reference": ["method.mode=reference"],
-    "muon": ["optimizer.matrices=muon"],
-    "accumulation": ["train.accumulation=2"],
-}
+OF_200 = ["model.vocab_size=200", "train.initial_weights=bert"]
+WARM = ["method.sharing=embeddings", "method.sharing=none", "method.scheme=adversarial"]
+WARM += ["method.mode=reference", "optimizer.matrices=muon", "train.accumulation=2"]
+WARM += [
+    f"method.objective={name}"
+    for name in ("rtd_masked_only", "replace_mlm", "electric", "teams", "cocolm")
+]
 
 
-@pytest.mark.parametrize("name", WARM)
-def test_the_discriminator_rests(toy_config, name):
+@pytest.mark.parametrize("setting", WARM)
+def test_the_discriminator_rests(toy_config, setting):
     """So do embeddings that it shares, and all weights learn afterwards."""
-    config = override(
-        toy_config,
-        [
-            *("model.vocab_size=200", "train.initial_weights=bert", "optimizer.warmup_steps=1"),
-            *("generator.warmup_steps=3", "train.steps=10", *WARM[name]),
-        ],
-    )
+    warm = ["optimizer.warmup_steps=1", "generator.warmup_steps=3", "train.steps=10"]
+    config = override(toy_config, [*OF_200, *warm, setting])
     model = build_model(config, make_tokenizer(200), Machine()).train()
     step = prepare_step(model, config, Machine())
     generator = model.networks["generator"]
@@ -370,9 +315,7 @@ def test_the_discriminator_rests(toy_config, name):
 
 def test_costs_of_the_warm_up(toy_config):
     """Operations of what runs, memory of the stage that takes most, time of both stages."""
-    plain = override(
-        toy_config, ["model.vocab_size=500", "train.steps=100", "train.initial_weights=bert"]
-    )
+    plain = override(toy_config, [*OF_200, "train.steps=100"])
     warm = override(plain, ["generator.warmup_steps=25"])
     whole, parts = (
         {part.name: part.train for part in count_parts(sketch_objective(config), 32)}
@@ -381,24 +324,15 @@ def test_costs_of_the_warm_up(toy_config):
     for name, flops in parts.items():
         share = 1.0 if name.startswith("generator") else 0.75
         assert flops == pytest.approx(share * whole[name])
-    models = [build_model(config, make_tokenizer(500), Machine()) for config in (plain, warm)]
+    models = [build_model(config, make_tokenizer(200), Machine()) for config in (plain, warm)]
     activations = [measure_activations(model, plain, torch.device("cpu")) for model in models]
     assert activations[0] == activations[1]
     assert models[1].is_resting, "the estimate begins no stage of the model itself"
-
-
-def test_a_plan_times_both_stages(toy_config):
-    """Steps of a tenth of a second in the warm-up, and of a second after it."""
-    config = override(
-        toy_config,
-        ["model.vocab_size=500", "train.steps=100", "generator.warmup_steps=25"],
-    )
-    model = build_model(config, make_tokenizer(500), Machine(), torch.ones(500))
-    seconds = []
+    # Here steps take a tenth of a second in the warm-up, and a second after it.
+    model, seconds, progress = models[1], [], []
     model.generator.register_forward_pre_hook(lambda *_: seconds.append(0.1))
     model.discriminator.register_forward_pre_hook(lambda *_: seconds.append(0.9))
-    progress = []
-    found = time_run(model, config, Machine(), 30, progress.append, lambda: sum(seconds))
+    found = time_run(model, warm, Machine(), 30, progress.append, lambda: sum(seconds))
     assert found == pytest.approx(25 * 0.1 + 75)
     assert progress == sorted(progress)
 
@@ -408,36 +342,34 @@ def test_a_plan_times_both_stages(toy_config):
 )
 def test_a_continued_run_is_resumed_bit_for_bit(folders, toy_shards, toy_config, tmp_path, stop_at):
     """Stopped in the warm-up, at its end, and after it; the folder is not needed any more."""
-    shutil.copytree(folders / "alone", tmp_path / "start")
-    config = continued(
-        toy_config,
-        tmp_path / "start",
-        *("generator.warmup_steps=4", f"train.also_evaluate={toy_shards}"),
-    )
+    start = shutil.copytree(folders / "alone", tmp_path / "start")
+    settings = f"generator.warmup_steps=4 train.also_evaluate={toy_shards}"
+    config = continued(toy_config, start, settings)
     pretrain(toy_shards, tmp_path / "whole", config, ignore)
-
     with pytest.raises(Interrupted):
         pretrain(toy_shards, tmp_path / "parts", config, send_at(stop_at))
-    shutil.rmtree(tmp_path / "start")
+    shutil.rmtree(start)
     resume(tmp_path / "parts", ignore)
     assert_same_end(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_a_run_without_a_checkpoint_needs_the_same_start(folders, toy_shards, toy_config, tmp_path):
-    shutil.copytree(folders / "alone", tmp_path / "start")
-    config = continued(toy_config, tmp_path / "start", "generator.warmup_steps=2")
-    pretrain(toy_shards, tmp_path / "whole", config, ignore)
-    pretrain(toy_shards, tmp_path / "parts", config, ignore)
-    shutil.rmtree(tmp_path / "parts" / "checkpoints")
-    (tmp_path / "parts" / "results.json").unlink()
-    resume(tmp_path / "parts", ignore)
+    start = shutil.copytree(folders / "alone", tmp_path / "start")
+    config = continued(toy_config, start, "generator.warmup_steps=2")
+    for name in ("whole", "parts"):
+        pretrain(toy_shards, tmp_path / name, config, ignore)
+
+    def resume_without_checkpoint():
+        shutil.rmtree(tmp_path / "parts" / "checkpoints")
+        (tmp_path / "parts" / "results.json").unlink()
+        resume(tmp_path / "parts", ignore)
+
+    resume_without_checkpoint()
     assert_same_end(tmp_path / "whole", tmp_path / "parts")
-    shutil.rmtree(tmp_path / "parts" / "checkpoints")
-    (tmp_path / "parts" / "results.json").unlink()
-    (tmp_path / "start" / "electra.json").unlink()
-    path = tmp_path / "start" / "model.safetensors"
-    save_file({name: each + 1 for name, each in load_file(path).items()}, path)
-    refuse("does not hold the weights that", lambda: resume(tmp_path / "parts", ignore))
+    (start / "electra.json").unlink()
+    tensors = load_file(start / "model.safetensors")
+    save_file({name: each + 1 for name, each in tensors.items()}, start / "model.safetensors")
+    refuse("does not hold the weights that", resume_without_checkpoint)
 
 
 # Losses on old and new text
@@ -470,8 +402,8 @@ def test_one_generator_replaces_the_rows_of_two_runs(folders, toy_shards, toy_co
     records = {}
     for steps in (0, 4):
         run = tmp_path / str(steps)
-        settings = f"train.evaluate_with={folders / 'run'}", f"generator.warmup_steps={steps}"
-        pretrain(toy_shards, run, continued(toy_config, folders / "alone", *settings), ignore)
+        settings = f"train.evaluate_with={folders / 'run'} generator.warmup_steps={steps}"
+        pretrain(toy_shards, run, continued(toy_config, folders / "alone", settings), ignore)
         records[steps] = {record["step"]: record for record in read_records(run, "heldout")}
     last = read_metrics(folders / "run" / "metrics.jsonl")[-1]["disc_loss"]
     for step, found in ((0, records[0]), (0, records[4]), (4, records[4])):

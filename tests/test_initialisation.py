@@ -6,12 +6,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from networks import rng
 from scipy import stats
 
 from electra.config import PrepareConfig, TokenizerConfig
 from electra.model.encoder import Encoder
-from electra.model.initialisation import init_weights, look_at_neighbours
-from electra.presets import PRESETS
+from electra.model.heads import DiscriminatorHead
+from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
+from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.start import build_model, count_tokens, embed_tokens, fit_to_shards
 from electra.settings import override
 from electra.shards.prepare import prepare
@@ -33,6 +35,23 @@ def test_normal_cut_at_two_deviations():
             assert not parameter.any()
         elif "norm" in name:
             assert (parameter == 1).all()
+
+
+def test_glorot_where_no_initialiser_was_named():
+    """Uniform in +-sqrt(6 / (in + out)): the projection and the last layer, nothing else."""
+    sizes = encoder_sizes(256, 1, 128, vocab_size=50)
+    network = torch.nn.ModuleDict({"encoder": Encoder(sizes), "head": DiscriminatorHead(sizes)})
+    init_weights(network, 0.02, rng(0))
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    draw_glorot(network, rng(1))
+    changed = {n: p for n, p in network.named_parameters() if not torch.equal(p, before[n])}
+    bounds = {
+        "encoder.embeddings_project.weight": math.sqrt(6 / (128 + 256)),
+        "head.dense_prediction.weight": math.sqrt(6 / (256 + 1)),
+    }
+    assert changed.keys() == bounds.keys()
+    for name, bound in bounds.items():
+        assert bound * 0.95 < changed[name].abs().max() <= bound
 
 
 def attention_of_first_layer(encoder, ids):

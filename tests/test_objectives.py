@@ -14,7 +14,6 @@ import torch.nn.functional as F
 import transformers
 from networks import assert_near_tensors, rng
 from refusals import refuse
-from scipy import stats
 from test_golden import DEBERTA, MODERN, NEXT_SENTENCE
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -24,20 +23,14 @@ from electra.config import OBJECTIVES, SCHEMES
 from electra.interop.export import export
 from electra.method.flops import count_true
 from electra.method.masked_language_modelling import mix
-from electra.method.masking import Masking, Vocabulary, crop
+from electra.method.masking import Vocabulary, crop
+from electra.method.measures import Measures, entropy
 from electra.method.objective import Parts
 from electra.method.registry import build_objective, sketch_objective
 from electra.model.batch import Batch
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
-from electra.model.masked_lm import (
-    CHUNK,
-    FixedDistribution,
-    log_likelihood,
-    log_likelihood_plain,
-    loss_and_sample,
-    loss_and_sample_plain,
-)
+from electra.model.masked_lm import loss_and_sample_plain
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.loop import pretrain
 from electra.pretraining.start import build_model
@@ -74,23 +67,10 @@ def config_of(*settings):
 
 def build(*settings):
     """An objective with weights large enough to have opinions."""
-    model = build_objective(
-        Parts(config_of(*settings), VOCABULARY, frequencies_V=torch.arange(1, VOCAB + 1))
-    )
+    counts = torch.arange(1, VOCAB + 1)
+    model = build_objective(Parts(config_of(*settings), VOCABULARY, frequencies_V=counts))
     init_weights(model, 0.15, rng(0))
     return model
-
-
-@pytest.fixture
-def batch():
-    """Rows of 32: two full ones, one of 20 and one of 3; in half of them B follows A."""
-    ids = torch.randint(5, VOCAB, (4, 32), generator=rng(1))
-    length = torch.tensor([32, 20, 3, 32])
-    real = torch.arange(32) < length[:, None]
-    ids[:, 0] = CLS
-    ids[torch.arange(4), length - 1] = SEP
-    types = (torch.arange(32) > 9).long() * real
-    return Batch(ids * real, real, types, None, torch.tensor([True, False, False, True]))
 
 
 def gradients(model, output):
@@ -230,7 +210,73 @@ def test_small_starts_at_the_derived_loss(settings, expected):
     assert output.loss.item() == pytest.approx(expected, abs=0.5, rel=0.03)
 
 
+# Replaced token detection
+
+
+def test_labels_and_losses_are_those_of_the_definition(batch):
+    ids, real, types, _ = batch.inputs
+    model = build()
+    with torch.no_grad():  # a generator that is sometimes right
+        model.generator.head.bias[5:20] = 3.0
+    seen_correct = False
+    for seed in range(20):
+        output = model.compute(batch, rng(seed))
+        judgement = output.judgement
+        is_replaced, corrupt = judgement.is_replaced_BL, judgement.corrupt_ids_BL
+        assert torch.equal(is_replaced, corrupt != ids)
+        assert torch.equal(judgement.judged_BL, real)
+        assert not is_replaced[~real | torch.isin(ids, torch.tensor([PAD, CLS, SEP, MASK]))].any()
+        num_correct, num_chosen = output.means["sampled_accuracy"]
+        assert num_chosen == 14
+        assert num_chosen - num_correct == is_replaced.sum()
+        seen_correct |= bool(num_correct > 0)
+        logits = model.discriminator_head(model.discriminator(corrupt, real, types))
+        expected = F.binary_cross_entropy_with_logits(logits[real], is_replaced[real].float())
+        torch.testing.assert_close(mean(output, "disc_loss"), expected)
+        torch.testing.assert_close(output.loss, mean(output, "mlm_loss") + 50 * expected)
+    assert seen_correct
+
+
+def mean(output, name):
+    """A measure of an output."""
+    total, number = output.means[name]
+    return total / number
+
+
+def test_measures_are_means_over_tokens_not_of_means(batch):
+    model = build()
+    measures = Measures(model.loss_weights)
+    outputs = [model.compute(batch, rng(0)), model.compute(batch.rows(slice(0, 1)), rng(1))]
+    for output in outputs:
+        measures.add(output)
+    record = measures.record()
+    num_tokens = sum(int(output.judgement.judged_BL.sum()) for output in outputs)
+    expected = sum(output.means["disc_loss"][0].item() for output in outputs) / num_tokens
+    assert record["disc_loss"] == pytest.approx(expected, rel=1e-6)
+    replaced_rate = sum(int(each.judgement.is_replaced_BL.sum()) for each in outputs) / num_tokens
+    assert record["replaced_rate"] == pytest.approx(replaced_rate)
+    assert record["constant_disc_loss"] == pytest.approx(entropy(replaced_rate))
+    assert record["loss"] == pytest.approx(record["mlm_loss"] + 50 * record["disc_loss"])
+    assert entropy(0.138) == pytest.approx(0.402, abs=1e-3)
+
+
 # Where gradients may flow
+
+
+def test_no_discriminator_gradient_reaches_the_generator(batch):
+    """Only what both share, the embedding block, hears of L_Disc."""
+    model = build()
+    output = model.compute(batch, rng(0))
+    model.loss_weights["disc_loss"] = 0.0
+    both, without = (gradients(model, each.loss) for each in (output, model.compute(batch, rng(0))))
+    for (name, _), a, b in zip(model.named_parameters(), both, without, strict=True):
+        if name.startswith("generator"):
+            assert torch.equal(a, b), name
+        elif name.startswith("discriminator.embeddings."):
+            assert not torch.equal(a, b), name
+        else:  # the discriminator's own parameters hear of nothing else
+            assert b is None or not b.any(), name
+            assert a is not None, name
 
 
 def heard(model, loss):
@@ -619,7 +665,7 @@ def test_electric(batch):
     model = build(*EVERY["electric"])
     draw, output = compute(model, batch)
     ids, judged = batch.input_ids_BL, output.judgement.judged_BL
-    assert torch.equal(judged, ids >= 5)
+    assert torch.equal(judged, (ids >= 5) | (ids == UNK))
     noised, is_noise = output.judgement.corrupt_ids_BL, output.judgement.is_replaced_BL
     assert is_noise.sum() == draw.chosen_BS.sum()  # also where the draw is the original
     assert torch.equal(noised[~is_noise], ids[~is_noise])
@@ -635,42 +681,6 @@ def test_electric(batch):
     mlm_loss = -q_of_text[judged].log().mean()
     expected = mlm_loss + model.loss_weights["disc_loss"] * nce
     assert_same_loss(model, output.loss, expected)
-
-
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's
-@pytest.mark.parametrize("compiled", [False, True])
-def test_log_likelihood_and_entropy(compiled):
-    """Over more than one chunk, against the full softmax."""
-    num = CHUNK + 100
-    features = torch.randn(num, 8, generator=rng(0)).requires_grad_()
-    table = torch.randn(50, 8, generator=rng(1)).requires_grad_()
-    bias = torch.randn(50, generator=rng(2)).requires_grad_()
-    targets = torch.randint(50, (num,), generator=rng(3))
-    compute = torch.compile(log_likelihood, backend="aot_eager") if compiled else log_likelihood
-    log_prob, entropy = compute(features, table, bias, targets)
-    logits = features @ table.T + bias
-    expected = torch.distributions.Categorical(logits=logits)
-    torch.testing.assert_close(log_prob, expected.log_prob(targets), **CLOSE)
-    torch.testing.assert_close(entropy, expected.entropy(), **CLOSE)
-    weights = torch.randn(num, generator=rng(4))
-    parameters = (features, table, bias)
-    ours = torch.autograd.grad(log_prob @ weights, parameters)
-    theirs = torch.autograd.grad(expected.log_prob(targets) @ weights, parameters)
-    assert_near_tensors(ours, theirs, least=1)
-
-
-def test_log_likelihood_in_bfloat16_is_that_of_the_definition():
-    """Both round logits and gradients to bfloat16 where they enter a matrix product."""
-    features = torch.randn(100, 16, generator=rng(0)).bfloat16().requires_grad_()
-    table = torch.randn(300, 16, generator=rng(1)).requires_grad_()
-    bias = torch.randn(300, generator=rng(2)).requires_grad_()
-    targets = torch.randint(300, (100,), generator=rng(3))
-    results = []
-    for compute in (log_likelihood, log_likelihood_plain):
-        log_prob, entropy = compute(features, table, bias, targets)
-        results.append((log_prob, entropy, *torch.autograd.grad(log_prob.sum(), (table, bias))))
-    assert_near_tensors(*results, tolerance=1e-2)
-    torch.testing.assert_close(results[0][:2], results[1][:2], **CLOSE)
 
 
 # Sharing and sizes
@@ -710,119 +720,7 @@ def test_generator_sizes_outright():
     assert (sizes.num_attention_heads, sizes.intermediate_size) == (4, 1024)
 
 
-# Masking
-
-
-def masking_of(*settings):
-    return Masking(config_of(*settings).method, VOCABULARY)
-
-
-def many_rows(num, length=64):
-    ids = torch.randint(5, VOCAB, (num, length), generator=rng(8))
-    ids[:, 0], ids[:, 30], ids[:, -1] = CLS, SEP, SEP
-    return Batch(ids, None, torch.zeros_like(ids))
-
-
-def test_whole_words_are_masked_whole():
-    rows = many_rows(400)
-    masking = masking_of("method.mask_unit=whole_word")
-    draw = masking.draw(rows, rng(0))
-    is_chosen = where_chosen(rows, draw)
-    assert not is_chosen[torch.isin(rows.input_ids_BL, torch.tensor([CLS, SEP]))].any()
-    partly = 0
-    for row in range(400):
-        ids = rows.input_ids_BL[row].tolist()
-        for place in range(1, 63):
-            continues = ids[place] >= 5 and ids[place] % 3 == 0
-            if continues and ids[place - 1] >= 5:
-                partly += int(is_chosen[row, place] != is_chosen[row, place - 1])
-    assert partly == 0
-    num_chosen = draw.chosen_BS.sum(dim=1)
-    assert num_chosen.max() == 10  # round(0.15 * 64)
-    assert num_chosen.min() >= 1
-    assert 9 < num_chosen.float().mean() < 10  # the word that would exceed it is left out
-
-
-def test_spans_are_runs_of_words():
-    rows = many_rows(4000)
-    masking = masking_of("method.mask_unit=span")
-    maskable = rows.input_ids_BL >= 5
-    uniform = torch.rand(maskable.shape, generator=rng(0))
-    unit = masking.find_units(rows.input_ids_BL, maskable, uniform)
-    steps = unit[:, 1:] - unit[:, :-1]
-    assert set(steps.flatten().tolist()) == {0, 1}
-    assert (steps[~maskable[:, 1:]] == 1).all()  # specials are on their own
-    assert (steps[~maskable[:, :-1]] == 1).all()
-    starts_word = masking.starts_word_V[rows.input_ids_BL[:, 1:]]
-    inside = maskable[:, 1:] & maskable[:, :-1]
-    assert (steps[inside & ~starts_word] == 0).all()
-    share = steps[inside & starts_word].double()  # of words that begin a span: 1 / 3.8
-    assert share.mean().item() == pytest.approx(1 / 3.8, abs=4 * 0.44 / math.sqrt(len(share)))
-    draw = masking.draw(rows, rng(1))
-    chosen = where_chosen(rows, draw)
-    assert 6 < chosen.sum(dim=1).float().mean() <= 10
-
-
-@pytest.mark.parametrize(
-    ("shown", "shares"),
-    [("mask", (1.0, 0.0, 0.0)), ("80/10/10", (0.8, 0.1, 0.1)), ("85/15", (0.85, 0.0, 0.15))],
-)
-def test_what_a_masked_position_shows(shown, shares):
-    """[MASK], random, original: 40,000 positions, within 4 deviations; the rest is untouched."""
-    rows = many_rows(4000)
-    masking = masking_of(f"method.shown_at_mask={shown}")
-    draw = masking.draw(rows, rng(0))
-    is_chosen = where_chosen(rows, draw)
-    ids = masking.mask(rows.input_ids_BL, draw)
-    assert torch.equal(ids[~is_chosen], rows.input_ids_BL[~is_chosen])
-    after, before = ids[is_chosen], rows.input_ids_BL[is_chosen]
-    assert len(after) == 40_000
-    # A random token is the original, or [MASK], once in VOCAB each.
-    random = shares[1] * (1 - 2 / VOCAB)
-    expected = (shares[0] + shares[1] / VOCAB, random, shares[2] + shares[1] / VOCAB)
-    seen = (after == MASK, (after != MASK) & (after != before), after == before)
-    for share, is_so in zip(expected, seen, strict=True):
-        error = 4 * math.sqrt(share * (1 - share) / 40_000)
-        assert is_so.double().mean().item() == pytest.approx(share, abs=error + 1e-12)
-    if shares[1]:
-        drawn = torch.bincount(after[(after != MASK) & (after != before)], minlength=VOCAB)
-        kept = torch.tensor([n for n in range(VOCAB) if n != MASK])
-        is_pieces = kept >= 5  # never the original's, so the specials are a little likelier
-        counts = drawn[kept[is_pieces]].double()
-        assert (
-            stats.chisquare(counts, counts.sum() * torch.full_like(counts, 1 / len(counts))).pvalue
-            > 1e-4
-        )
-
-
 # Generators
-
-
-@pytest.mark.parametrize("predict", [loss_and_sample, loss_and_sample_plain])
-@pytest.mark.parametrize("disallow", [False, True])
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0, torch.tensor(2.0)])
-def test_draws_at_a_temperature(predict, temperature, disallow):
-    """Chi-square of 50,000 draws against softmax(logits / T), less the original; level 1e-4."""
-    num = 50_000
-    logits = torch.randn(40, generator=rng(3))
-    sampled = predict(
-        torch.ones(num, 1),
-        logits[:, None],
-        torch.zeros(40),
-        torch.full((num,), 7),
-        torch.full((num,), 1 / num),
-        torch.rand(num, generator=rng(4)),
-        temperature=temperature,
-        disallow_correct=disallow,
-    ).sampled
-    probs = (logits.double() / temperature).softmax(0)
-    if disallow:
-        probs[7] = 0
-        assert not (sampled == 7).any()
-    kept = probs > 0
-    counts = torch.bincount(sampled, minlength=40).double()[kept]
-    expected = num * (probs / probs.sum())[kept]
-    assert stats.chisquare(counts, expected).pvalue > 1e-4
 
 
 def test_a_low_temperature_draws_the_most_probable_other(batch):
@@ -847,28 +745,6 @@ def test_a_temperature_that_falls():
             model.begin_step(step)
             found.append(model.generator.temperature.item())
         assert found == pytest.approx([2, 1 + 1 / math.e, 1 + math.exp(-2)])
-
-
-@pytest.mark.parametrize("disallow", [False, True])
-def test_fixed_distributions(disallow):
-    """Chi-square of 50,000 draws, for each of three originals; level 1e-4."""
-    weights = torch.arange(1, 31).double()
-    drawer = FixedDistribution(weights, disallow_correct=disallow)
-    for original in (0, 11, 29):
-        uniform = torch.rand(1, 50_000, generator=rng(original))
-        targets = torch.full((1, 50_000), original)
-        share = torch.full((1, 50_000), 1 / 50_000)
-        prediction = drawer(None, None, targets, share, uniform)
-        probs = weights / weights.sum()
-        assert prediction.loss.item() == pytest.approx(-math.log(probs[original]), rel=1e-5)
-        if disallow:
-            probs = probs.clone()
-            probs[original] = 0
-        counts = torch.bincount(prediction.sampled.flatten(), minlength=30).double()
-        assert disallow is (counts[original] == 0).item()
-        kept = probs > 0
-        expected = 50_000 * (probs / probs.sum())[kept]
-        assert stats.chisquare(counts[kept], expected).pvalue > 1e-4
 
 
 # Refusals

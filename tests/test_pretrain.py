@@ -47,7 +47,7 @@ from electra.checkpoints.folder import read_model, read_pretrained, read_run_con
 from electra.checkpoints.manifest import amend_session, read_manifest
 from electra.checkpoints.metrics import read_metrics
 from electra.cli import main
-from electra.config import ExamplesConfig, OptimizerConfig, PrepareConfig
+from electra.config import ExamplesConfig, PrepareConfig
 from electra.errors import UserError
 from electra.interop.export import export
 from electra.model.electra import PostNormLayer
@@ -67,10 +67,9 @@ from electra.shards.examples import BLOCK_ROWS, Examples, permute
 from electra.shards.prepare import prepare
 from electra.shards.store import Shard, open_shards
 from electra.training.machine import Machine, choose_dtype
-from electra.training.optimizer import build_optimizer, learning_rate_at, step_seed
+from electra.training.optimizer import build_optimizer
 
-CAUSAL_LM = VARIANTS["causal-lm"]
-TWO_STAGE = ["method.scheme=two_stage", "method.sharing=none"]
+TWO_STAGE = "method.scheme=two_stage method.sharing=none optimizer.warmup_steps=1"
 
 
 # Rows
@@ -146,16 +145,18 @@ SPECIAL = SimpleNamespace(cls_id=2, sep_id=3, pad_id=0, starts_word=np.ones(20_0
 PAIRS = ExamplesConfig(sequence_length=64, next_sentence=True, single_segment_prob=0)
 
 
+def write_shard(folder, tokens, lines=(0,), documents=(0,)):
+    for name, values in {"tokens": tokens, "lines": lines, "documents": documents}.items():
+        values = np.sort(values) if name != "tokens" else np.asarray(values)
+        values.astype("<u2" if name == "tokens" else "<u4").tofile(folder / f"shard.{name}")
+    return Shard(len(tokens), folder / "shard", {}, "<u2")
+
+
 def write_numbered(folder, num_documents):
     """A shard of 19,990 tokens that are all different; some of its 2,000 lines begin documents."""
     rng = np.random.default_rng(0)
     lines = np.append(0, rng.permutation(np.arange(1, 19_990))[:1999])
-    columns = {"lines": lines, "documents": lines[:num_documents], "tokens": np.arange(10, 20_000)}
-    for name, values in columns.items():
-        np.sort(values).astype("<u2" if name == "tokens" else "<u4").tofile(
-            folder / f"shard.{name}"
-        )
-    return Shard(19_990, folder / "shard", {}, "<u2")
+    return write_shard(folder, np.arange(10, 20_000), lines, lines[:num_documents])
 
 
 @pytest.mark.parametrize("num_documents", [2, 300])
@@ -206,36 +207,12 @@ def test_permutation(size):
         assert permute(some, size, 0, 0).tolist() == drawn[0][::3].tolist()
 
 
-def test_order_is_a_function_of_seed_and_step(toy_shards):
-    shards = open_shards(toy_shards)
-
-    def steps(seed, wanted):
-        examples = Examples(
-            shards.train, shards.tokenizer, ExamplesConfig(sequence_length=32), seed
-        )
-        return [examples.batch(step, 8).input_ids_BL for step in wanted], len(examples)
-
-    ordered, n = steps(0, range(n_steps := 200))
-    again, _ = steps(0, [150, 3])
-    assert torch.equal(again[0], ordered[150])
-    assert torch.equal(again[1], ordered[3])
-    other, _ = steps(1, range(n_steps))
-    assert not torch.equal(torch.cat(ordered), torch.cat(other))
-    assert n_steps * 8 > n, "the steps run into the second epoch"
-    first = torch.cat(ordered)[:n]
-    assert len({tuple(row) for row in first.tolist()}) > 0.95 * n
-
-
 def test_rows_are_those_of_older_runs(toy_tokenizer, tmp_path):
-    """A run that was begun with an older version is continued with the rows it would have had."""
+    """Which go on with the rows that they would have had: a function of seed and step."""
     places = permute(np.arange(12), 1000, seed=3, epoch=2)
     assert places.tolist() == [633, 590, 110, 721, 52, 884, 236, 621, 104, 289, 303, 867]
     assert permute(np.array([5]), 1 << 30, seed=3, epoch=0).tolist() == [67296491]
-    tokens, border = np.arange(3000) % 100 + 10, np.zeros(1, dtype="<u4")
-    columns = {"tokens": tokens.astype("<u2"), "lines": border, "documents": border}
-    for name, values in columns.items():
-        values.tofile(tmp_path / f"shard.{name}")
-    shard = Shard(len(tokens), tmp_path / "shard", {}, "<u2")
+    shard = write_shard(tmp_path, np.arange(3000) % 100 + 10)
     config = ExamplesConfig(sequence_length=32, short_prob=0.5)
     batch = Examples([shard], toy_tokenizer, config, seed=3).batch(20, 8)
     assert batch.input_ids_BL[:, 1].tolist() == [82, 80, 59, 39, 78, 100, 54, 88]
@@ -285,63 +262,49 @@ def test_what_is_due_after_a_step(toy_config, done, asked, expected):
 
 
 @pytest.mark.parametrize(
-    "setting",
+    "settings",
     [
         *("train.layers=plain", "train.precision=bfloat16", "optimizer.matrices=muon"),
         *("method.objective=teams", "method.objective=cocolm", " ".join(NEXT_SENTENCE)),
+        " ".join(VARIANTS["deberta"]) + " model.published_heads=true train.initial_weights=bert",
+        # In the second stage, at its very beginning, before it.
+        *(f"{TWO_STAGE} method.generator_steps={number}" for number in (4, 9, 10)),
     ],
 )
-def test_interrupted_and_continued_equals_uninterrupted(toy_shards, toy_config, tmp_path, setting):
-    """Stopped after a step that is neither logged nor saved, with dropout on; all bits equal."""
-    assert_continues(toy_shards, override(toy_config, setting.split()), tmp_path)
+def test_interrupted_and_continued_equals_uninterrupted(train, settings):
+    """Stopped after step 9, which is neither logged nor saved, with dropout on; all bits equal."""
+    assert_continues(train, settings)
 
 
-@pytest.mark.parametrize("generator_steps", [4, 9, 10])
-def test_two_stages_continue_too(toy_shards, toy_config, tmp_path, generator_steps):
-    """Stopped after step 9: in the second stage, at its very beginning, before it."""
-    settings = [*TWO_STAGE, f"method.generator_steps={generator_steps}", "optimizer.warmup_steps=1"]
-    assert_continues(toy_shards, override(toy_config, settings), tmp_path)
+def assert_continues(train, *settings):
+    whole, parts = train("whole", *settings), train("parts", *settings, stop_at=8)
+    resume(parts, ignore)
+    assert_same_end(whole, parts)
 
 
-def assert_continues(shards, config, folder):
-    pretrain(shards, folder / "whole", config, ignore)
-
-    with pytest.raises(Interrupted) as stop:
-        pretrain(shards, folder / "parts", config, send_at(8))
-    assert stop.value.step == 9
-    resume(folder / "parts", ignore)
-    assert_same_end(folder / "whole", folder / "parts")
-
-
-def test_a_run_ends_early(toy_shards, toy_config, tmp_path):
+def test_a_run_ends_early(train, toy_shards, tmp_path):
     """From the middle of a linear decay: its rates up to there, then a line to 0."""
-    config = override(toy_config, ["train.log_every=1", "train.evaluate_rows=0"])
-    pretrain(toy_shards, tmp_path / "trunk", config, ignore)
-    start = tmp_path / "trunk" / "checkpoints" / "step-00000006"
+    trunk, cooled = train("trunk", "train.log_every=1 train.evaluate_rows=0"), tmp_path / "cooled"
+    start = trunk / "checkpoints" / "step-00000006"
     with pytest.raises(Interrupted):
-        resume(tmp_path / "cooled", send_at(8), cooldown=plan_cooldown(start, 4))
-    resume(tmp_path / "cooled", ignore)
-    rates = [
-        [each["learning_rate"] for each in read_records(tmp_path / name, "train")]
-        for name in ("trunk", "cooled")
-    ]
-    assert rates[1][:7] == rates[0][:7]
-    assert rates[1][7:] == pytest.approx([rates[0][6] * share for share in (0.75, 0.5, 0.25)])
-    manifest = read_manifest(tmp_path / "cooled")
-    assert manifest["branched_from"] == {"run": "trunk", "step": 6}
-    longer = override(read_run_config(tmp_path / "cooled"), ["train.steps=40"])
-    refuse("cools down at its", lambda: pretrain(toy_shards, tmp_path / "cooled", longer, ignore))
+        resume(cooled, send_at(8), cooldown=plan_cooldown(start, 4))
+    resume(cooled, ignore)
+    rates, ours = (
+        [each["learning_rate"] for each in read_records(run, "train")] for run in (trunk, cooled)
+    )
+    assert ours[:7] == rates[:7]
+    assert ours[7:] == pytest.approx([rates[6] * share for share in (0.75, 0.5, 0.25)])
+    assert read_manifest(cooled)["branched_from"] == {"run": "trunk", "step": 6}
+    longer = override(read_run_config(cooled), ["train.steps=40"])
+    refuse("cools down at its", pretrain, toy_shards, cooled, longer, ignore)
 
 
-def test_a_run_that_ends_early_in_its_stable_part_is_a_shorter_run(
-    toy_shards, toy_config, tmp_path
-):
-    stable = override(toy_config, ["optimizer.decay_fraction=0.5", "train.steps=24"])
-    pretrain(toy_shards, tmp_path / "trunk", override(stable, ["train.keep_checkpoints=9"]), ignore)
-    start = tmp_path / "trunk" / "checkpoints" / "step-00000006"
+def test_a_run_that_ends_early_in_its_stable_part_is_a_shorter_run(train, tmp_path):
+    stable = "optimizer.decay_fraction=0.5"
+    trunk = train("trunk", stable, "train.steps=24 train.keep_checkpoints=9")
+    start = trunk / "checkpoints" / "step-00000006"
     resume(tmp_path / "cooled", ignore, cooldown=plan_cooldown(start, 6))
-    pretrain(toy_shards, tmp_path / "short", override(stable, ["train.steps=12"]), ignore)
-    assert_same_end(tmp_path / "cooled", tmp_path / "short")
+    assert_same_end(tmp_path / "cooled", train("short", stable))
 
 
 def test_where_a_run_can_end_early(run, tmp_path, monkeypatch, capsys):
@@ -395,15 +358,6 @@ def test_killed_at_any_moment_and_continued_equals_uninterrupted(toy_shards, toy
     assert_same_end(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_damaged_checkpoint_is_passed_over(run, tmp_path):
-    folder = shutil.copytree(run, tmp_path / "run")
-    flip_bit(list_checkpoints(folder)[-1] / "model.safetensors")
-    with pytest.warns(UserWarning, match=r"run: step-00000012 is damaged .* step-00000006 instead"):
-        assert find_checkpoint(folder)[0] == 6
-    shutil.rmtree(list_checkpoints(folder)[0])
-    refuse("step-00000012 is damaged (model.safetensors", find_checkpoint, folder)
-
-
 @pytest.fixture
 def unfinished(run, tmp_path):
     """A run at its last step but without results, as if killed just before them."""
@@ -412,17 +366,21 @@ def unfinished(run, tmp_path):
     return folder
 
 
-def test_a_damaged_checkpoint_is_replaced(run, unfinished):
-    """A stop before its step is reached costs no good one either."""
+def test_a_damaged_checkpoint_is_passed_over_and_replaced(run, unfinished):
+    """A stop before its step is reached costs no good one either; without a good one, no run."""
     flip_bit(unfinished / "checkpoints/step-00000012/model.safetensors")
-
-    with pytest.warns(UserWarning, match="is damaged"), pytest.raises(Interrupted) as stop:
+    says = r"run: step-00000012 is damaged .* step-00000006 instead"
+    with pytest.warns(UserWarning, match=says), pytest.raises(Interrupted) as stop:
         resume(unfinished, send_at(8))
     steps = [int(folder.name.removeprefix("step-")) for folder in list_checkpoints(unfinished)]
     assert steps == [6, stop.value.step]
     resume(unfinished, ignore)
     assert_same_end(run, unfinished)
-    assert sorted((unfinished / "checkpoints").iterdir()) == list_checkpoints(unfinished)
+    old, new = list_checkpoints(unfinished)
+    assert sorted((unfinished / "checkpoints").iterdir()) == [old, new]
+    shutil.rmtree(old)
+    flip_bit(new / "model.safetensors")
+    refuse("step-00000012 is damaged (model.safetensors", find_checkpoint, unfinished)
 
 
 @pytest.mark.parametrize(
@@ -438,55 +396,51 @@ def test_a_damaged_state_is_a_damaged_checkpoint(unfinished, content):
 
 
 def test_a_run_killed_in_its_first_save_begins_again(run, unfinished):
+    checkpoint = unfinished / "checkpoints/step-00000006"
     shutil.rmtree(unfinished / "checkpoints/step-00000012")
-    (unfinished / "checkpoints/step-00000006").rename(
-        unfinished / "checkpoints/step-00000006.incomplete"
-    )
+    checkpoint.rename(checkpoint.with_suffix(".incomplete"))
     resume(unfinished, ignore)
     assert_same_end(run, unfinished)
 
 
 @pytest.mark.parametrize("limit", [10, 100_000], ids=["metrics", "checkpoint"])
-def test_a_full_disk_is_one_line_and_the_run_goes_on_afterwards(
-    run, toy_shards, toy_config, tmp_path, limit
-):
+def test_a_full_disk_is_one_line_and_the_run_goes_on_afterwards(run, train, tmp_path, limit):
+    checkpoints = tmp_path / "run/checkpoints"
+
     def fill(record):
         if record["step"] == 8:
-            wait_for(tmp_path / "run/checkpoints/step-00000006")
+            wait_for(checkpoints / "step-00000006")
             limit_files(limit)
 
     try:
         with pytest.raises(UserError, match=r"File too large; checkpoints .* are whole: electra"):
-            pretrain(toy_shards, tmp_path / "run", toy_config, fill)
+            train("run", show=fill)
     finally:
         limit_files(resource.RLIM_INFINITY)
-    assert [folder.name for folder in (tmp_path / "run/checkpoints").iterdir()] == ["step-00000006"]
+    assert [folder.name for folder in checkpoints.iterdir()] == ["step-00000006"]
     resume(tmp_path / "run", ignore)
     assert_same_end(run, tmp_path / "run")
 
 
-def test_a_disk_that_is_full_from_the_beginning_leaves_nothing(toy_shards, toy_config, tmp_path):
+def test_a_disk_that_is_full_from_the_beginning_leaves_nothing(train, tmp_path):
     try:
         limit_files(100)
-        refuse("File too large", lambda: pretrain(toy_shards, tmp_path / "run", toy_config, ignore))
+        refuse("File too large", train, "run")
     finally:
         limit_files(resource.RLIM_INFINITY)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_is_in_one_process_at_a_time(toy_shards, toy_config, tmp_path):
+def test_a_run_is_in_one_process_at_a_time(train, tmp_path):
     refused = []
 
     def try_another(record):
-        with pytest.raises(UserError) as refusal:
-            resume(tmp_path / "run", ignore)
-        refused.append(str(refusal.value))
+        says = f"{tmp_path}/run is in use by process {os.getpid()} on "
+        refuse(says, resume, tmp_path / "run", ignore)
+        refused.append(record)
 
-    config = override(toy_config, ["train.steps=2", "optimizer.warmup_steps=0"])
-    pretrain(toy_shards, tmp_path / "run", config, try_another)
-    says = f"{tmp_path}/run is in use by process {os.getpid()} on "
+    train("run", "train.steps=2 optimizer.warmup_steps=0", show=try_another)
     assert refused
-    assert all(line.startswith(says) for line in refused)
     assert not (tmp_path / "run/lock").exists()
 
 
@@ -542,16 +496,12 @@ def test_a_damaged_record_costs_no_other(run, unfinished):
 )
 def test_totals_are_those_of_the_checkpoint(run, unfinished, step, damage, num_lost):
     """Which is on the disk when the step is done; metrics.jsonl may lose lines in a crash."""
-    path, expected = (
-        unfinished / "metrics.jsonl",
-        json.loads((run / "results.json").read_text()),
-    )
+    path = unfinished / "metrics.jsonl"
+    expected = json.loads((run / "results.json").read_text())
     lines = path.read_text().splitlines(keepends=True)
+    lines = lines[:-1] if step == 12 else lines[:2]  # the evaluation is done again
     if step == 6:
         shutil.rmtree(unfinished / "checkpoints/step-00000012")
-        lines = lines[:2]  # the evaluation of step 6 is done again
-    else:
-        lines = lines[:-1]
     path.write_text("".join(damage(lines)))
     num_lost = len(lines) if num_lost is None else num_lost
     says = rf"lacks {num_lost} of {len(lines)} records up to step {step};.* totals are those"
@@ -598,88 +548,73 @@ def test_the_newest_checkpoints_and_every_other_are_kept(
 # Every objective, from shards to an export
 
 
+MLM, RTD = "ElectraForMaskedLM", "ElectraForPreTraining"
+
+
 @pytest.mark.parametrize(
     ("settings", "measures", "architecture"),
     [
-        (["method.objective=mlm"], {"mlm_loss"}, "ElectraForMaskedLM"),
-        (["method.objective=rtd_masked_only"], {"disc_loss"}, "ElectraForPreTraining"),
-        (["method.objective=replace_mlm"], {"restore_loss"}, "ElectraForMaskedLM"),
-        (["method.objective=all_tokens_mlm"], {"restore_loss"}, "ElectraForMaskedLM"),
-        (TWO_STAGE, {"disc_loss"}, "ElectraForPreTraining"),
-        (["method.scheme=adversarial"], {"generator_entropy"}, "ElectraForPreTraining"),
-        (["method.objective=teams"], {"selection_loss"}, "ElectraForPreTraining"),
-        (["method.objective=cocolm"], {"contrast_accuracy"}, "ElectraForPreTraining"),
-        (["method.objective=teams", "method.kept_layer=selection"], {"mlm_loss"}, "ElectraModel"),
-        (CAUSAL_LM, {"lm_loss"}, "ElectraForCausalLM"),
-        (NEXT_SENTENCE, {"mlm_loss", "nsp_loss"}, "ElectraForMaskedLM"),
-        (["generator.kind=unigram"], {"disc_loss", "mlm_loss"}, "ElectraForPreTraining"),
-        (
-            ["method.sharing=all", "generator.layers_fraction=1", "train.accumulation=3"],
-            {"disc_loss"},
-            "ElectraForPreTraining",
-        ),
+        ("method.objective=mlm", {"mlm_loss"}, MLM),
+        ("method.objective=rtd_masked_only", {"disc_loss"}, RTD),
+        ("method.objective=replace_mlm", {"restore_loss"}, MLM),
+        ("method.objective=all_tokens_mlm", {"restore_loss"}, MLM),
+        (TWO_STAGE, {"disc_loss"}, RTD),
+        ("method.scheme=adversarial", {"generator_entropy"}, RTD),
+        ("method.objective=teams", {"selection_loss"}, RTD),
+        ("method.objective=cocolm", {"contrast_accuracy"}, RTD),
+        ("method.objective=teams method.kept_layer=selection", {"mlm_loss"}, "ElectraModel"),
+        (" ".join(VARIANTS["causal-lm"]), {"lm_loss"}, "ElectraForCausalLM"),
+        (" ".join(NEXT_SENTENCE), {"mlm_loss", "nsp_loss"}, MLM),
+        ("generator.kind=unigram", {"disc_loss", "mlm_loss"}, RTD),
+        ("method.sharing=all generator.layers_fraction=1 train.accumulation=3", {"disc_loss"}, RTD),
     ],
 )
-def test_every_objective_runs(toy_shards, toy_config, tmp_path, settings, measures, architecture):
-    config = override(toy_config, settings)
-    results = pretrain(toy_shards, tmp_path / "run", config, ignore)
-    assert measures <= results["heldout"].keys()
-    assert all(
-        value is None or np.isfinite(value)  # no AUC where every chosen token is replaced
-        for name, value in results["heldout"].items()
-        if name != "part"
-    )
-    assert (tmp_path / "run" / "samples.json").exists() == ("disc_loss" in results["heldout"])
-    export(tmp_path / "run", tmp_path / "hf")
-    folders = [(tmp_path / "hf", architecture)]
-    if (tmp_path / "hf" / "generator").exists():
-        folders.append((tmp_path / "hf" / "generator", "ElectraForMaskedLM"))
-    without = {"generator.kind=unigram", "method.objective=mlm", "method.kept_layer=selection"}
-    without |= set(CAUSAL_LM)
-    has_generator = not without.intersection(settings)
-    assert len(folders) == 1 + has_generator
-    for folder, name in folders:
+def test_every_objective_runs(train, tmp_path, settings, measures, architecture):
+    run, exported = train("run", settings), tmp_path / "hf"
+    heldout = json.loads((run / "results.json").read_text())["heldout"]
+    assert measures <= heldout.keys()
+    del heldout["part"]  # no AUC where every chosen token is replaced
+    assert all(value is None or np.isfinite(value) for value in heldout.values())
+    assert (run / "samples.json").exists() == ("disc_loss" in heldout)
+    export(run, exported)
+    folders = {exported: architecture}
+    if (exported / "generator").exists():
+        folders[exported / "generator"] = MLM
+    without = ("kind=unigram", "objective=mlm", "kept_layer=selection", "objective=causal_lm")
+    assert len(folders) == 1 + (not any(each in settings for each in without))
+    for folder, name in folders.items():
         _, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
         assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    pretrained = read_model(tmp_path / "run")
+    pretrained = read_model(run)
     load_parameters(Encoder(pretrained.encoder), pretrained.tensors)
 
 
 @pytest.mark.parametrize("objective", ["rtd", "mlm"])
-def test_a_frozen_generator_is_that_of_the_other_run(toy_shards, toy_config, tmp_path, objective):
+def test_a_frozen_generator_is_that_of_the_other_run(train, tmp_path, objective):
     """Its weights are those at the end of that run, also after a resume; it learns nothing."""
-    pretrain(
-        toy_shards,
-        tmp_path / "first",
-        override(toy_config, [f"method.objective={objective}"]),
-        ignore,
-    )
-    settings = ["generator.kind=frozen", f"generator.frozen_run={tmp_path / 'first'}"]
-    settings += ["generator.temperature=2", "generator.temperature_decay=0.1"]
-    config = override(toy_config, [*settings, "method.sharing=none"])
-    assert_continues(toy_shards, config, tmp_path)
-    expected = read_pretrained(tmp_path / "first").masked_lm
+    first = train("first", f"method.objective={objective}")
+    frozen = f"generator.kind=frozen generator.frozen_run={first} method.sharing=none"
+    assert_continues(train, frozen, "generator.temperature=2 generator.temperature_decay=0.1")
+    expected = read_pretrained(first).masked_lm
     _, tensors = final_tensors(tmp_path / "whole")
     for part, parameters in (("encoder", expected.encoders[0]), ("head", expected.head)):
         assert parameters
         for name, tensor in parameters.items():
             assert torch.equal(tensors[f"generator.{part}.{name}"], tensor), name
     assert not any(name.startswith("exp_avg/generator.") for name in tensors)
-    losses = [r["mlm_loss"] for r in read_metrics(tmp_path / "whole" / "metrics.jsonl")]
+    losses = [each["mlm_loss"] for each in read_metrics(tmp_path / "whole" / "metrics.jsonl")]
     assert all(np.isfinite(losses))
 
 
-def test_the_loss_of_each_stage_is_what_it_minimises(toy_shards, toy_config, tmp_path):
+def test_the_loss_of_each_stage_is_what_it_minimises(train, toy_config):
     """A stage's last step ends its window, also where nothing else does."""
-    config = override(toy_config, [*TWO_STAGE, "method.generator_steps=7", "train.save_every=12"])
-    pretrain(toy_shards, tmp_path / "run", config, ignore)
-    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    assert [record["step"] for record in records if record["part"] == "train"] == [4, 7, 8, 12]
-    for record in records:
+    run = train("run", TWO_STAGE, "method.generator_steps=7 train.save_every=12")
+    assert [record["step"] for record in read_records(run, "train")] == [4, 7, 8, 12]
+    for record in read_metrics(run / "metrics.jsonl"):
         if record["step"] <= 7:
             assert record["loss"] == record["mlm_loss"]
         else:
-            assert record["loss"] == config.method.disc_weight * record["disc_loss"]
+            assert record["loss"] == toy_config.method.disc_weight * record["disc_loss"]
 
 
 # What a run writes
@@ -707,23 +642,21 @@ def test_records_and_files(run, toy_config):
     assert any((run / "tensorboard").iterdir())
 
 
-def test_a_run_that_dies_in_an_evaluation_has_its_checkpoint(run, toy_shards, toy_config, tmp_path):
+@pytest.mark.parametrize("dies_at", [6, 12])
+def test_a_run_that_dies_in_an_evaluation_has_its_checkpoint(run, train, tmp_path, dies_at):
     """Whatever happens there; the run is continued, and what it had not evaluated is."""
 
     def die(record):
         if record["part"] == "heldout" and record["step"] == dies_at:
             raise MemoryError
 
-    for dies_at in (6, 12):
-        parts = tmp_path / f"dies-at-{dies_at}"
-        with pytest.raises(MemoryError):
-            pretrain(toy_shards, parts, toy_config, die)
-        assert find_checkpoint(parts)[0] == dies_at
-        metrics = parts / "metrics.jsonl"  # what it would have been without the evaluation
-        kept = metrics.read_text().splitlines(keepends=True)[:-1]
-        metrics.write_text("".join(kept))
-        resume(parts, ignore)
-        assert_same_end(run, parts)
+    with pytest.raises(MemoryError):
+        train("parts", show=die)
+    assert find_checkpoint(tmp_path / "parts")[0] == dies_at
+    metrics = tmp_path / "parts/metrics.jsonl"  # what it would have been without the evaluation
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:-1]))
+    resume(tmp_path / "parts", ignore)
+    assert_same_end(run, tmp_path / "parts")
 
 
 def test_evaluation_does_not_depend_on_accumulation(toy_shards, toy_config):
@@ -744,24 +677,21 @@ def test_evaluation_does_not_depend_on_accumulation(toy_shards, toy_config):
     assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_samples_do_not_depend_on_accumulation(run, toy_shards, toy_config, tmp_path):
-    parts = tmp_path / "parts"
-    pretrain(toy_shards, parts, override(toy_config, ["train.accumulation=3"]), ignore)
-    samples = [json.loads((folder / "samples.json").read_text()) for folder in (run, parts)]
-    assert [len(each) for each in samples] == [8, 8]
-    originals = [[[view["original"] for view in row] for row in each] for each in samples]
-    assert originals[0] == originals[1]
+def test_samples_do_not_depend_on_accumulation(run, train):
+    found = []
+    for folder in (run, train("parts", "train.accumulation=3")):
+        rows = json.loads((folder / "samples.json").read_text())
+        found.append([[view["original"] for view in row] for row in rows])
+    assert len(found[0]) == 8
+    assert found[0] == found[1]
 
 
-def test_a_run_without_evaluations(toy_shards, toy_config, tmp_path):
+def test_a_run_without_evaluations(train, tmp_path):
     """Nothing is measured on held-out text, and the report says so."""
-    config = override(toy_config, ["train.evaluate_rows=0"])
-    run = tmp_path / "run"
-    results = pretrain(toy_shards, run, config, ignore)
-    assert results["heldout"] is None
-    assert results["steps"] == 12
-    records = read_metrics(run / "metrics.jsonl")
-    assert {record["part"] for record in records} == {"train"}
+    run = train("run", "train.evaluate_rows=0")
+    results = json.loads((run / "results.json").read_text())
+    assert (results["heldout"], results["steps"]) == (None, 12)
+    assert {record["part"] for record in read_metrics(run / "metrics.jsonl")} == {"train"}
     assert not (run / "samples.json").exists()
     write_page(tmp_path / "page.html", read_runs([run]), sentences=read_samples(run))
     assert "was not measured on held-out text" in (tmp_path / "page.html").read_text()
@@ -781,22 +711,19 @@ def test_the_manifest_tells_of_every_session(unfinished):
     assert sessions[1].keys() == session.keys()
 
 
-def test_the_manifest_tells_that_the_compiler_failed(toy_shards, toy_config, tmp_path, monkeypatch):
+def test_the_manifest_tells_that_the_compiler_failed(train, monkeypatch):
     """In the middle of a run on a device that compiles where that is not asked for by name."""
 
     def fail(module, inputs):
         raise RuntimeError("no compiler")
 
-    compile_with_torch = torch.compile
+    by_torch = torch.compile
     monkeypatch.setattr("electra.pretraining.acceleration._compiles", lambda config, device: True)
     monkeypatch.setattr("electra.pretraining.loop.prepare_step", AcceleratedStep)
-    monkeypatch.setattr(
-        torch, "compile", lambda model, **options: compile_with_torch(model, backend=fail)
-    )
-    config = override(toy_config, ["train.steps=1", "optimizer.warmup_steps=0"])
+    monkeypatch.setattr(torch, "compile", lambda model, **options: by_torch(model, backend=fail))
     with pytest.warns(UserWarning, match="torch.compile fails, going on without it"):
-        pretrain(toy_shards, tmp_path / "run", config, ignore)
-    (session,) = json.loads((tmp_path / "run/manifest.json").read_text())["sessions"]
+        run = train("run", "train.steps=1 optimizer.warmup_steps=0")
+    (session,) = read_manifest(run)["sessions"]
     assert not session["step"]["compiled"]
     assert session["step"]["compiler_failure"].startswith("at step 0: ")
 
@@ -841,23 +768,15 @@ def test_the_clock_is_honest_on_a_device_with_a_queue():
 
 
 @pytest.mark.slow
-def test_learns_the_toy_language(toy_shards, toy_config, tmp_path):
+def test_learns_the_toy_language(train):
     """300 steps: the generator far better than chance, the discriminator below the constant."""
-    config = override(
-        toy_config,
-        [
-            "train.steps=300",
-            "train.batch_size=16",
-            "train.evaluate_every=300",
-            "train.evaluate_rows=500",
-            "train.save_every=300",
-            "optimizer.warmup_steps=20",
-            "model.hidden_dropout_prob=0",
-            "model.attention_probs_dropout_prob=0",
-            "optimizer.learning_rate=2e-3",
-        ],
+    run = train(
+        "run",
+        "train.steps=300 train.batch_size=16 train.evaluate_every=300 train.evaluate_rows=500",
+        "train.save_every=300 optimizer.warmup_steps=20 optimizer.learning_rate=2e-3",
+        "model.hidden_dropout_prob=0 model.attention_probs_dropout_prob=0",
     )
-    heldout = pretrain(toy_shards, tmp_path / "run", config, ignore)["heldout"]
+    (heldout,) = read_records(run, "heldout")
     assert heldout["mlm_accuracy"] > 0.3
     assert heldout["disc_loss"] < 0.97 * heldout["constant_disc_loss"]
     assert heldout["disc_auc"] > 0.6
@@ -874,50 +793,28 @@ def test_folders_that_are_none_are_refused(run, toy_shards, toy_config, tmp_path
     assert not (tmp_path / "run").exists()
 
 
-FROZEN = ("generator.kind=frozen", "method.sharing=none")
+FROZEN = "generator.kind=frozen method.sharing=none generator.frozen_run="
 
 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        (["optimizer.warmup_steps=12"], "optimizer.warmup_steps=1"),
-        (["train.layers=fused", "train.compile=yes"], "not for a compiled step"),
-        ([*FROZEN, "generator.frozen_run={unigram}"], "has no masked language model"),
-        ([*FROZEN, "generator.frozen_run={none}"], "is neither a run"),
-        ([*FROZEN, "generator.frozen_run={run}", "model.embedding_size=16"], "embedding_size 32"),
+        ("optimizer.warmup_steps=12", "optimizer.warmup_steps=1"),
+        ("train.layers=fused train.compile=yes", "not for a compiled step"),
+        (FROZEN + "{unigram}", "has no masked language model"),
+        (FROZEN + "{none}", "is neither a run"),
+        (FROZEN + "{run} model.embedding_size=16", "embedding_size 32"),
     ],
-    ids=lambda given: given if isinstance(given, str) else given[-1],
 )
-def test_what_does_not_fit_is_refused_and_nothing_written(
-    run, toy_shards, toy_config, tmp_path, settings, says
-):
-    folders = {name: tmp_path / name for name in ("none", "unigram")} | {"run": run}
-    if "{unigram}" in settings[-1]:
-        config = override(toy_config, ["generator.kind=unigram", "train.evaluate_rows=0"])
-        pretrain(toy_shards, folders["unigram"], config, ignore)
-
-    def begin():
-        config = override(toy_config, [each.format(**folders) for each in settings])
-        pretrain(toy_shards, tmp_path / "new", config, ignore)
-
-    refuse(says, begin)
+def test_what_does_not_fit_is_refused_and_nothing_written(run, train, tmp_path, settings, says):
+    folders = {"none": tmp_path / "none", "run": run, "unigram": tmp_path / "unigram"}
+    if "unigram" in settings:
+        train("unigram", "generator.kind=unigram train.evaluate_rows=0")
+    refuse(says, train, "new", settings.format(**folders))
     assert not (tmp_path / "new").exists()
 
 
-# Optimizer
-
-
-def test_learning_rate_value_by_value():
-    config = OptimizerConfig(learning_rate=1.0, warmup_steps=4)
-    rates = [learning_rate_at(step, 8, config) for step in range(9)]
-    assert rates == [0.25, 0.5, 0.75, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
-    no_warmup = dataclasses.replace(config, warmup_steps=0)
-    assert learning_rate_at(0, 8, no_warmup) == 1.0
-    stable = dataclasses.replace(config, decay_fraction=0.25)
-    rates = [learning_rate_at(step, 8, stable) for step in range(9)]
-    assert rates == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 0.5, 0.0]
-    # Before the decay, a longer run has the same rates.
-    assert rates[:6] == [learning_rate_at(step, 100, stable) for step in range(6)]
+# The machine
 
 
 def test_dtype_where_torch_is_built_without_onednn(monkeypatch):
@@ -963,14 +860,3 @@ def test_layers_are_those_that_the_machine_runs_best(setting, device, compiled, 
     with pytest.raises(UserError, match=says) if is_refused else nullcontext():
         chosen = choose_layers(setting, "electra", torch.device(device), is_plain=compiled)
         assert chosen is expected
-
-
-def test_seeds_of_steps_differ():
-    seeds = {
-        step_seed(seed, stream, step)
-        for seed in range(3)
-        for stream in ("dropout", "corruption")
-        for step in range(500)
-    }
-    assert len(seeds) == 3000
-    assert all(0 <= seed < 2**63 for seed in seeds)

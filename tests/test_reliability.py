@@ -46,10 +46,10 @@ from electra.training.machine import Machine
 
 
 @pytest.fixture
-def stopped(toy_shards, toy_config, tmp_path):
+def stopped(train, tmp_path):
     """A run that its time limit stopped after its first step."""
     with pytest.raises(Interrupted, match="stopped at step 1;") as stop:
-        pretrain(toy_shards, tmp_path / "run", toy_config, ignore, max_seconds=0)
+        train("run", max_seconds=0)
     assert stop.value.in_time
     return tmp_path / "run"
 
@@ -57,33 +57,31 @@ def stopped(toy_shards, toy_config, tmp_path):
 # The same command again
 
 
-def test_the_same_call_continues_the_run(run, stopped, toy_shards, toy_config):
+def test_the_same_call_continues_the_run(run, stopped, train):
     """Two of the calls have time for one step, the last one for the rest."""
     for done in (2, 3):
         with pytest.raises(Interrupted, match=f"stopped at step {done};"):
-            pretrain(toy_shards, stopped, toy_config, ignore, max_seconds=0)
-    assert pretrain(toy_shards, stopped, toy_config, ignore)["steps"] == 12
-    assert_same_end(run, stopped)
+            train("run", max_seconds=0)
+    assert_same_end(run, train("run"))
 
 
-def test_a_run_can_be_made_longer(run, toy_shards, toy_config, tmp_path):
+def test_a_run_can_be_made_longer(run, train, tmp_path):
     """Also a complete one; how often it is logged may change, too."""
     shutil.copytree(run, tmp_path / "run")
-    longer = override(toy_config, ["train.steps=14", "train.log_every=2"])
+    longer = "train.steps=14 train.log_every=2"
     says = r"run goes on with other settings: train.steps 12 -> 14, train.log_every 4 -> 2"
     with pytest.warns(UserWarning, match=says):
-        results = pretrain(toy_shards, tmp_path / "run", longer, ignore)
-    assert results["steps"] == 14
+        train("run", longer)
+    assert json.loads((tmp_path / "run/results.json").read_text())["steps"] == 14
     config = json.loads((tmp_path / "run/config.json").read_text())
     assert (config["train"]["steps"], config["train"]["log_every"]) == (14, 2)
-    with pytest.raises(
-        UserError, match=r"is complete; .*choose another --out, or more train\.steps"
-    ):
-        pretrain(toy_shards, tmp_path / "run", longer, ignore)
+    says = r"is complete; .*choose another --out, or more train\.steps"
+    with pytest.raises(UserError, match=says):
+        train("run", longer)
 
 
 @pytest.mark.parametrize(
-    ("setting", "says"),
+    ("settings", "says"),
     [
         ("train.steps=8", r"train\.steps=12, not 8: a run can be made longer, not shorter"),
         ("model.num_hidden_layers=3", r"begun with model\.num_hidden_layers=2, not 3: .* --out"),
@@ -91,14 +89,12 @@ def test_a_run_can_be_made_longer(run, toy_shards, toy_config, tmp_path):
             "train.seed=1 model.layer_norm_eps=1 train.log_every=3",
             r"model\.layer_norm_eps=1e-12, not 1\.0, train\.seed=0, not 1: .* --resume \S*run`$",
         ),
-        ("train.seed=1", r"begun with train\.seed=0, not 1"),
-        ("optimizer.learning_rate=1", r"learning_rate=0\.001, not 1\.0"),
     ],
 )
-def test_a_run_is_not_continued_as_another(stopped, toy_shards, toy_config, setting, says):
+def test_a_run_is_not_continued_as_another(stopped, train, settings, says):
     before = (stopped / "config.json").read_text()
     with pytest.raises(UserError, match=says):
-        pretrain(toy_shards, stopped, override(toy_config, setting.split()), ignore)
+        train("run", settings)
     assert (stopped / "config.json").read_text() == before
 
 
@@ -119,40 +115,37 @@ def test_the_command_says_which_settings_differ(stopped, toy_config, settings, s
 
 
 def test_a_run_is_not_continued_on_other_shards(stopped, toy_shards, toy_config, tmp_path):
-    other = tmp_path / "other"
-    shutil.copytree(toy_shards, other)
+    other = shutil.copytree(toy_shards, tmp_path / "other")
     manifest = json.loads((other / "manifest.json").read_text())
     (other / "manifest.json").write_text(json.dumps({**manifest, "note": "prepared anew"}))
     with pytest.raises(UserError, match=r"does not hold the shards of .* it has another corpus"):
         pretrain(other, stopped, toy_config, ignore)
 
 
-def test_the_second_stage_stays_where_it_was(toy_shards, toy_config, tmp_path):
-    settings = ["method.scheme=two_stage", "method.sharing=none", "optimizer.warmup_steps=1"]
-    config = override(toy_config, settings)
-    pretrain(toy_shards, tmp_path / "run", config, ignore)
-    longer = override(config, ["train.steps=14"])
+def test_the_second_stage_stays_where_it_was(train):
+    settings = "method.scheme=two_stage method.sharing=none optimizer.warmup_steps=1"
+    longer = f"{settings} train.steps=14"
+    train("run", settings)
     with pytest.raises(UserError, match=r"began at step 6.*set method\.generator_steps=6$"):
-        pretrain(toy_shards, tmp_path / "run", longer, ignore)
-    longer = override(longer, ["method.generator_steps=6"])
+        train("run", longer)
     with pytest.warns(UserWarning, match="other settings: method.generator_steps 0 -> 6"):
-        assert pretrain(toy_shards, tmp_path / "run", longer, ignore)["steps"] == 14
+        run = train("run", longer, "method.generator_steps=6")
+    assert json.loads((run / "results.json").read_text())["steps"] == 14
 
 
 # Signals
 
 
-def test_a_signal_saves_and_the_run_goes_on(run, toy_shards, toy_config, tmp_path):
-    config = override(toy_config, ["train.keep_checkpoints=3"])
-    pretrain(toy_shards, tmp_path / "run", config, send_at(8, signal.SIGUSR1))
-    names = [folder.name for folder in list_checkpoints(tmp_path / "run")]
+def test_a_signal_saves_and_the_run_goes_on(run, train):
+    ours = train("run", "train.keep_checkpoints=3", show=send_at(8, signal.SIGUSR1))
+    names = [folder.name for folder in list_checkpoints(ours)]
     assert names == ["step-00000006", "step-00000009", "step-00000012"]
-    assert_same_end(run, tmp_path / "run")
+    assert_same_end(run, ours)
 
 
-def test_a_signal_in_the_last_evaluation_stops_what_follows(toy_shards, toy_config, tmp_path):
+def test_a_signal_in_the_last_evaluation_stops_what_follows(train, tmp_path):
     with pytest.raises(Interrupted, match="stopped at step 12;"):
-        pretrain(toy_shards, tmp_path / "run", toy_config, send_at(12, signal.SIGINT))
+        train("run", show=send_at(12, signal.SIGINT))
     assert (tmp_path / "run" / "results.json").exists()
 
 
@@ -170,16 +163,6 @@ def test_a_second_signal_acts_at_once(number):
                 os.kill(os.getpid(), number)
     finally:
         signal.signal(number, before)
-
-
-def test_under_nohup_a_terminal_may_go():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with heed_signals() as requests:
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert not requests.stops
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("hang_up", [signal.SIG_DFL, signal.SIG_IGN], ids=["hang-up", "nohup"])
@@ -260,17 +243,15 @@ def test_a_step_without_numbers_changes_nothing(optimizer, what, first):
         for _ in range(2)
     )
     for number in range(4):
-        batch = make_rows(config, 4, number)
-        if number != first:
+        batch, is_broken = make_rows(config, 4, number), number == first
+        if not is_broken:
             without(number, batch, 1e-3)
-        else:
-            before = {name: p.clone() for name, p in with_it.model.named_parameters()}
-        with broken(what, {0} if number == first else set()):
+        before = {name: each.clone() for name, each in with_it.model.named_parameters()}
+        with broken(what, {0} if is_broken else set()):
             outcome = with_it(number, batch, 1e-3)
-        assert outcome.verdict == (NOT_FINITE if number == first else ACCEPTED)
-        if number == first:
-            for name, parameter in with_it.model.named_parameters():
-                assert torch.equal(parameter, before[name]), name
+        assert outcome.verdict == (NOT_FINITE if is_broken else ACCEPTED)
+        if is_broken:
+            assert_same_tensors(dict(with_it.model.named_parameters()), before)
     assert with_it.measures.record() == without.measures.record()
     states = [copy_state(each.model, each.optimizer, each.memory) for each in (with_it, without)]
     for tensors, expected in zip(*(each.values() for each in states), strict=True):
@@ -278,29 +259,26 @@ def test_a_step_without_numbers_changes_nothing(optimizer, what, first):
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_skipped_steps_are_counted_and_their_rows_kept(toy_shards, toy_config, tmp_path, what):
-    config = override(toy_config, ["train.log_every=1", "train.check_memory=false"])
+def test_skipped_steps_are_counted_and_their_rows_kept(train, what):
     with broken(what, {2, 7, 8}):
-        pretrain(toy_shards, tmp_path / "run", config, ignore)
-    train = read_records(tmp_path / "run", "train")
-    assert [record["skipped"] for record in train] == [0, 0, 1, 1, 1, 1, 1, 2, 3, 3, 3, 3]
-    assert [record["step"] for record in train if record["loss"] is None] == [3, 8, 9]
-    files = sorted((tmp_path / "run/skipped").iterdir())
+        run = train("run", "train.log_every=1 train.check_memory=false")
+    records = read_records(run, "train")
+    assert [record["skipped"] for record in records] == [0, 0, 1, 1, 1, 1, 1, 2, 3, 3, 3, 3]
+    assert [record["step"] for record in records if record["loss"] is None] == [3, 8, 9]
+    files = sorted((run / "skipped").iterdir())
     assert [file.name for file in files] == [f"step-0000000{n}.json" for n in (2, 7, 8)]
     skipped = json.loads(files[0].read_text())
     assert skipped["reason"] == "loss or gradient not finite"
     assert len(skipped["rows"]) == 8
     assert skipped["rows"][0].startswith("[CLS] ")
-    _, tensors = final_tensors(tmp_path / "run")
-    assert all(tensor.isfinite().all() for tensor in tensors.values())
+    assert all(tensor.isfinite().all() for tensor in final_tensors(run)[1].values())
 
 
-def test_ten_steps_without_numbers_stop_the_run(toy_shards, toy_config, tmp_path):
+def test_ten_steps_without_numbers_stop_the_run(train, tmp_path):
     """The weights are saved as they were, and the run can go on."""
-    config = override(toy_config, ["train.steps=20", "train.check_memory=false"])
     says = r"11 steps in a row before step 16 had no finite loss .* lower optimizer.learning_rate"
     with broken("loss", range(5, 16)), pytest.raises(UserError, match=says):
-        pretrain(toy_shards, tmp_path / "run", config, ignore)
+        train("run", "train.steps=20 train.check_memory=false")
     assert find_checkpoint(tmp_path / "run")[0] == 16
     assert resume(tmp_path / "run", ignore)["steps"] == 20
 
@@ -340,23 +318,20 @@ def test_a_lasting_change_of_the_norm_is_accepted_soon():
     assert verdicts == sorted(verdicts, reverse=True)
 
 
-def test_spikes_are_skipped_after_the_warm_up(toy_shards, toy_config, tmp_path):
+def test_spikes_are_skipped_after_the_warm_up(train):
     """With a limit so low that ordinary norms exceed it."""
-    settings = ["train.steps=150", "train.save_every=150", "train.spike_sigmas=0.01"]
-    config = override(toy_config, [*settings, "optimizer.warmup_steps=140", "train.batch_size=2"])
-    pretrain(toy_shards, tmp_path / "run", config, ignore)
-    file = min((tmp_path / "run/skipped").iterdir())
+    settings = "train.steps=150 train.save_every=150 train.batch_size=2 optimizer.warmup_steps=140"
+    file = min((train("run", settings, "train.spike_sigmas=0.01") / "skipped").iterdir())
     assert 140 <= int(file.name[5:13]) < 148
     assert json.loads(file.read_text())["reason"] == "spike of the gradient norm"
 
 
 @pytest.mark.slow
-def test_a_healthy_run_skips_nothing(toy_shards, toy_config, tmp_path):
-    settings = ["train.steps=1000", "train.save_every=1000", "train.log_every=100"]
-    config = override(toy_config, [*settings, "optimizer.warmup_steps=50"])
-    pretrain(toy_shards, tmp_path / "run", config, ignore)
-    assert read_metrics(tmp_path / "run/metrics.jsonl")[-2]["skipped"] == 0
-    assert not (tmp_path / "run/skipped").exists()
+def test_a_healthy_run_skips_nothing(train):
+    settings = "train.steps=1000 train.save_every=1000 train.log_every=100"
+    run = train("run", settings, "optimizer.warmup_steps=50")
+    assert read_metrics(run / "metrics.jsonl")[-2]["skipped"] == 0
+    assert not (run / "skipped").exists()
 
 
 # Alarms
@@ -391,48 +366,43 @@ def test_no_alarm_before_the_end_of_the_warm_up(toy_config):
     assert not any(alarms.read(record_at(step, disc_loss=0.5)) for step in range(101))
 
 
-def test_a_run_raises_its_alarms(toy_shards, toy_config, tmp_path):
+def test_a_run_raises_its_alarms(train):
     seen = []
-    stays = ["train.initial_weights=bert", "optimizer.learning_rate=1e-9"]
-    config = override(toy_config, ["train.log_every=1", *stays])
-    pretrain(toy_shards, tmp_path / "run", config, seen.append)
-    alarms = [record for record in seen if record["part"] == "alarm"]
-    assert any("constant prediction" in alarm["text"] for alarm in alarms)
+    stays = "train.initial_weights=bert optimizer.learning_rate=1e-9"
+    train("run", "train.log_every=1", stays, show=seen.append)
+    alarms = [record["text"] for record in seen if record["part"] == "alarm"]
+    assert any("constant prediction" in text for text in alarms)
 
 
 # Full disks
 
 
-def test_a_run_goes_on_after_a_checkpoint_that_found_no_room(run, toy_shards, toy_config, tmp_path):
+def test_a_run_goes_on_after_a_checkpoint_that_found_no_room(run, train, tmp_path):
     """The one before it is whole, and the next one is written when there is room again."""
-    parts = tmp_path / "run"
-    config = override(toy_config, ["train.save_every=3", "train.log_every=1"])
+    checkpoints = tmp_path / "run/checkpoints"
 
     def fill_until_8(record):
         if record["step"] == 4:
-            wait_for(parts / "checkpoints/step-00000003")
+            wait_for(checkpoints / "step-00000003")
             limit_files(100_000)
         if record["step"] == 8:
             limit_files(resource.RLIM_INFINITY)
-            assert [path.name for path in (parts / "checkpoints").iterdir()] == ["step-00000003"]
+            assert [path.name for path in checkpoints.iterdir()] == ["step-00000003"]
 
+    says = "a checkpoint could not be written: .*File too large; the ones before it are whole"
     try:
-        says = "a checkpoint could not be written: .*File too large; the ones before it are whole"
         with pytest.warns(UserWarning, match=says):
-            pretrain(toy_shards, parts, config, fill_until_8)
+            ours = train("run", "train.save_every=3 train.log_every=1", show=fill_until_8)
     finally:
         limit_files(resource.RLIM_INFINITY)
-    names = [folder.name for folder in list_checkpoints(parts)]
+    names = [folder.name for folder in list_checkpoints(ours)]
     assert names == ["step-00000009", "step-00000012"]
-    assert_same_end(run, parts)
+    assert_same_end(run, ours)
 
 
-def test_a_profile_is_written_by_one_setting(toy_shards, toy_config, tmp_path):
-    config = override(toy_config, ["train.profile_step=3"])
-    pretrain(toy_shards, tmp_path / "run", config, ignore)
-    with gzip.open(tmp_path / "run/trace.json.gz") as file:
-        events = json.load(file)["traceEvents"]
-    names = {event["name"] for event in events}
+def test_a_profile_is_written_by_one_setting(train):
+    with gzip.open(train("run", "train.profile_step=3") / "trace.json.gz") as file:
+        names = {event["name"] for event in json.load(file)["traceEvents"]}
     assert {"ProfilerStep#3", "ProfilerStep#4", "ProfilerStep#5"} <= names
     assert "ProfilerStep#2" not in names
     assert any(name.startswith("aten::") for name in names)
@@ -446,8 +416,8 @@ def test_a_run_tells_of_the_machine(run):
             assert record["peak_memory"] > 1e8
 
 
-def test_steps_run_without_the_garbage_collector(toy_shards, toy_config, tmp_path):
+def test_steps_run_without_the_garbage_collector(train):
     seen = []
-    pretrain(toy_shards, tmp_path / "run", toy_config, lambda record: seen.append(gc.isenabled()))
+    train("run", show=lambda record: seen.append(gc.isenabled()))
     assert not any(seen)
     assert gc.isenabled()

@@ -5,17 +5,13 @@ import math
 
 import pytest
 import torch
-from runs import assert_same_end, final_tensors, ignore, send_at
+from runs import assert_same_end, final_tensors
 
-from electra.checkpoints.checkpoint import load_parameters
 from electra.checkpoints.folder import read_pretrained
-from electra.model.encoder import Encoder
 from electra.pretraining.init_from import load_start
-from electra.pretraining.loop import pretrain
 from electra.pretraining.plan import make_rows, measure_activations
 from electra.pretraining.start import build_model
 from electra.pretraining.step import Step
-from electra.processes import Interrupted
 from electra.settings import override
 from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine
@@ -101,25 +97,21 @@ def test_the_networks_are_updated_one_after_the_other(toy_config):
         torch.testing.assert_close(model.get_parameter(name), parameter, rtol=1e-4, atol=1e-6)
 
 
-def test_what_is_written_is_the_sum(toy_shards, toy_config, tmp_path):
+def test_what_is_written_is_the_sum(train, toy_config):
     """Also after a stop: the run goes on to the same bits, and its encoder is the live one."""
-    config = override(toy_config, [*APART, "train.accumulation=2", "generator.warmup_steps=3"])
-    pretrain(toy_shards, tmp_path / "whole", config, ignore)
-    with pytest.raises(Interrupted):
-        pretrain(toy_shards, tmp_path / "parts", config, send_at(4))
-    pretrain(toy_shards, tmp_path / "parts", config, ignore)
-    assert_same_end(tmp_path / "whole", tmp_path / "parts")
-    tensors = final_tensors(tmp_path / "whole")[1]
+    settings = [*APART, "train.accumulation=2", "generator.warmup_steps=3"]
+    whole = train("whole", *settings)
+    train("parts", *settings, stop_at=4)
+    assert_same_end(whole, train("parts", *settings))
+    tensors = final_tensors(whole)[1]
     shift = tensors["discriminator.embeddings.tokens.weight"]
     base = tensors["generator.encoder.embeddings.tokens.weight"]
     assert shift.any()
-    saved = read_pretrained(tmp_path / "whole")
-    encoder = Encoder(saved.encoder)
-    load_parameters(encoder, saved.tensors)
-    assert torch.equal(encoder.embeddings.tokens.weight, base + shift)
+    saved = read_pretrained(whole)
+    assert torch.equal(saved.tensors["embeddings.tokens.weight"], base + shift)
     assert torch.equal(saved.generator.encoders[0]["embeddings.tokens.weight"], base)
     # And the way back: a run that begins with it sees the same embeddings.
-    config = override(config, [f"train.init_from={tmp_path / 'whole'}"])
+    config = override(toy_config, [*settings, f"train.init_from={whole}"])
     config = dataclasses.replace(config, model=saved.encoder)
     model = build_model(config, saved.tokenizer, Machine())
     load_start(model, config, saved, torch.ones(len(base)))

@@ -1,7 +1,7 @@
 """One optimizer step: compiled, captured and plain are the same computation."""
 
 import copy
-import dataclasses
+import json
 import math
 import shutil
 from contextlib import nullcontext
@@ -32,7 +32,7 @@ from electra.pretraining.acceleration import (
     recorded_ranking,
 )
 from electra.pretraining.guard import ACCEPTED, NOT_FINITE, SPIKE, WINDOW, Guard
-from electra.pretraining.loop import pretrain, resume
+from electra.pretraining.loop import resume
 from electra.pretraining.plan import make_rows
 from electra.pretraining.start import build_model
 from electra.pretraining.step import Step
@@ -41,10 +41,15 @@ from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine, choose_dtype
 from electra.training.optimizer import build_optimizer, set_learning_rate, step_seed
 
+pytestmark = pytest.mark.filterwarnings(  # of what torch does itself
+    "ignore:.*should not be instantiated:DeprecationWarning",
+    "ignore:.*script_method:DeprecationWarning",
+    "ignore:Synchronization debug mode:UserWarning",
+)
 VOCAB = 300
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 OBJECTIVES = {"apart": ["method.sharing=gdes", "train.updates=apart"]} | {
-    name.replace("-", "_"): VARIANTS[name]
+    name: VARIANTS[name]
     for name in (
         *("rtd", "rtd-masked-only", "mlm", "replace-mlm", "all-tokens-mlm", "electric", "teams"),
         *("two-stage", "adversarial", "warm-up", "unigram", "temperature", "reference", "spans"),
@@ -70,30 +75,20 @@ def needs_cuda(test):
     return pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")(test)
 
 
-torch_warns = pytest.mark.filterwarnings(  # of what it does itself
-    "ignore:.*should not be instantiated:DeprecationWarning",
-    "ignore:.*script_method:DeprecationWarning",
-    "ignore:Synchronization debug mode:UserWarning",
-)
-
-
 def make_config(*settings):
-    small = [
-        "model.num_hidden_layers=2",
-        f"model.vocab_size={VOCAB}",
-        "examples.sequence_length=32",
-        "optimizer.warmup_steps=10",
-        "train.batch_size=8",
-        "train.precision=float32",
-    ]
+    small = ["model.num_hidden_layers=2", f"model.vocab_size={VOCAB}", "train.batch_size=8"]
+    small += ["examples.sequence_length=32", "optimizer.warmup_steps=10", "train.precision=float32"]
     return override(override(PRESETS["small"], small), settings)
 
 
 def without_dropout(config):
-    sizes = dataclasses.replace(
-        config.model, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
-    )
-    return dataclasses.replace(config, model=sizes)
+    return override(config, ["model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0"])
+
+
+def trace(function):
+    """What must be one graph, computed by torch's own operations."""
+    torch.compiler.reset()
+    return torch.compile(function, fullgraph=True, dynamic=False, backend="aot_eager")
 
 
 def in_bfloat16(config):
@@ -132,17 +127,14 @@ def losses_and_gradients(model, batch, forward):
     return output, gradients
 
 
-@torch_warns
 @pytest.mark.parametrize("name", ONE_AND_OTHERS)
 def test_every_objective_is_one_graph(name):
     """It is traced whole, and what a GPU is given computes what a CPU does uncompiled."""
-    torch.compiler.reset()
     config = without_dropout(make_config(*OBJECTIVES[name]))
     on_cpu, model = make_model(config), make_model(override(config, [PLAIN]))
     batch = padded(make_rows(config, 4, 0))
     plain, expected = losses_and_gradients(on_cpu, batch, on_cpu)
-    compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
-    output, actual = losses_and_gradients(model, batch, compiled)
+    output, actual = losses_and_gradients(model, batch, trace(model))
     torch.testing.assert_close(output.loss, plain.loss, rtol=1e-6, atol=0)
     assert output.means.keys() == plain.means.keys()
     for name, measure in plain.means.items():
@@ -150,44 +142,33 @@ def test_every_objective_is_one_graph(name):
     assert_near_tensors(actual, expected)
 
 
-@torch_warns
 @pytest.mark.parametrize("name", ["rtd", *map(slow, ["reference", "spans", "adversarial"])])
 def test_draws_and_measures_are_graphs_of_their_own(name):
     """Traced whole, they give the same positions, counts and sums."""
-    torch.compiler.reset()
     model = make_model(without_dropout(make_config(*OBJECTIVES[name])))
     batch = padded(make_rows(make_config(), 4, 0))
-    rng = torch.Generator().manual_seed(1)
-    uniform = model.masking.draw_uniform(batch, rng)
-
-    def compiled(function):
-        return torch.compile(function, fullgraph=True, dynamic=False, backend="aot_eager")
-
+    uniform = model.masking.draw_uniform(batch, torch.Generator().manual_seed(1))
     expected = model.masking.choose_and_count(batch, uniform)
-    actual = compiled(model.masking.choose_and_count)(batch, uniform)
+    actual = trace(model.masking.choose_and_count)(batch, uniform)
     for one, other in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
         assert one is other is None or torch.equal(one, other)
     output = model(batch, *expected)
     records = []
-    for add in (tally, compiled(tally)):
+    for add in (tally, trace(tally)):
         measures = Measures(model.loss_weights)
         measures.tally = add
-        measures.add(output._replace(loss=output.loss.detach()))
-        measures.add(output._replace(loss=output.loss.detach()))
+        for _ in range(2):
+            measures.add(output._replace(loss=output.loss.detach()))
         records.append(measures.record())
     assert records[0] == pytest.approx(records[1], rel=1e-6, nan_ok=True)
 
 
-@torch_warns
 def test_the_guard_is_a_graph_of_its_own():
     """Traced whole, it gives the same verdicts and remembers the same norms."""
-    torch.compiler.reset()
     found = []
-    for is_compiled in (False, True):
-        guard = Guard(torch.device("cpu"))
-        judge = guard.judge
-        if is_compiled:
-            judge = torch.compile(judge, fullgraph=True, dynamic=False, backend="aot_eager")
+    for compiled in (lambda judge: judge, trace):
+        guard = Guard(CPU)
+        judge = compiled(guard.judge)
         guard.begin(6.0)
         norms = [1 + 0.01 * (number % 7) for number in range(WINDOW)] + [9.0, math.nan, 1.0]
         verdicts = [int(judge(torch.tensor(1.0), torch.tensor(norm))) for norm in norms]
@@ -202,9 +183,8 @@ def test_no_step_waits_for_its_device(name):
 
     Dropout on, a padded row, bfloat16; the paths of a GPU, since the device is no CPU.
     """
-    config = make_config(*OBJECTIVES[name])
-    model = make_model(in_bfloat16(config), torch.device("meta"))
-    batch = padded(make_rows(config, 4, 0)).to(torch.device("meta"))
+    config, meta = make_config(*OBJECTIVES[name]), torch.device("meta")
+    model, batch = make_model(in_bfloat16(config), meta), padded(make_rows(config, 4, 0)).to(meta)
     draw = model.masking.draw(batch, torch.Generator())
     with WorkingCopies(model, torch.bfloat16).at_work():
         output = model(batch, draw, model.masking.count(batch, draw))
@@ -214,19 +194,17 @@ def test_no_step_waits_for_its_device(name):
     assert all(total.is_meta for total, _ in output.means.values())
 
 
-@torch_warns
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["rtd", "electric", "two_stage", "recompute"])
+@pytest.mark.parametrize("name", ["rtd", "electric", "two-stage", "recompute"])
 def test_working_copies_change_nothing(name):
     """Losses and gradients in bfloat16, of rows in two pieces, to the bit; compiled or not."""
-    torch.compiler.reset()
     config = without_dropout(make_config(PLAIN, *OBJECTIVES[name]))
     batch, results = padded(make_rows(config, 8, 0)), []
     for is_at_work in (False, True):
         model = make_model(in_bfloat16(config)).train()
         parameters = dict(model.named_parameters())
         copies = WorkingCopies(model, torch.bfloat16)
-        forward = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
+        forward = trace(model)
         draw = model.masking.draw(batch, torch.Generator().manual_seed(1))
         counts, losses = model.masking.count(batch, draw), []
         for rows in (slice(0, 4), slice(4, 8)):
@@ -244,18 +222,14 @@ def test_working_copies_change_nothing(name):
     assert_same_tensors(results[1][1], results[0][1])
 
 
-@torch_warns
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rtd", "documents"])
 def test_what_a_gpu_runs_is_one_graph(name):
     """Traced whole, forward and backward, on a device that is no CPU; dropout on, bfloat16."""
-    torch.compiler.reset()
-    config, device = make_config(*OBJECTIVES[name]), torch.device("meta")
-    model = make_model(in_bfloat16(config), device)
-    batch = padded(make_rows(config, 4, 0)).to(device)
+    config, meta = make_config(*OBJECTIVES[name]), torch.device("meta")
+    model, batch = make_model(in_bfloat16(config), meta), padded(make_rows(config, 4, 0)).to(meta)
     draw = model.masking.draw(batch, torch.Generator())
-    compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
-    compiled(batch, draw, model.masking.count(batch, draw)).loss.backward()
+    trace(model)(batch, draw, model.masking.count(batch, draw)).loss.backward()
     assert all(p.grad is not None for p in model.parameters())
 
 
@@ -283,11 +257,12 @@ def test_hidden_scores_are_finite_to_every_kernel(dtype, sees):
     assert (added[0].float() * math.log2(math.e)).isfinite().all()
 
 
-@pytest.mark.parametrize("setting", ["mode=paper", "mode=reference", "matrices=muon"])
+@pytest.mark.parametrize(
+    "setting", ["method.mode=paper", "method.mode=reference", "optimizer.matrices=muon"]
+)
 def test_rates_that_a_graph_can_be_told(setting):
     """Updates are those of rates that are numbers."""
-    section = "optimizer" if setting == "matrices=muon" else "method"
-    config = make_config(f"{section}.{setting}", "optimizer.weight_decay=0.1")
+    config = make_config(setting, "optimizer.weight_decay=0.1")
     mode = config.method.mode
     weights = []
     for captured in (False, True):
@@ -300,8 +275,7 @@ def test_rates_that_a_graph_can_be_told(setting):
             set_learning_rate(optimizer, rate)
             optimizer.step()
         weights.append([parameter.detach() for parameter in model.parameters()])
-    for number, tensor in zip(*weights, strict=True):
-        torch.testing.assert_close(tensor, number, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(*weights, rtol=1e-6, atol=1e-8)
 
 
 def test_layers_keep_rates_of_their_own_as_tensors():
@@ -314,15 +288,10 @@ def test_layers_keep_rates_of_their_own_as_tensors():
 
 
 @pytest.mark.parametrize(
-    ("sharing", "shared"),
-    [
-        ("embeddings", "discriminator.embeddings.tokens.weight"),
-        ("gdes", "generator.encoder.embeddings.tokens.weight"),
-    ],
+    ("sharing", "shared"), [("embeddings", "discriminator"), ("gdes", "generator.encoder")]
 )
 def test_the_generator_learns_at_a_rate_of_its_own(sharing, shared):
-    settings = ["optimizer.generator_rate=0.5", f"method.sharing={sharing}"]
-    config = override(make_config(), settings)
+    config = make_config("optimizer.generator_rate=0.5", f"method.sharing={sharing}")
     model = make_model(config)
     scales = {
         id(parameter): group["lr_scale"]
@@ -330,17 +299,16 @@ def test_the_generator_learns_at_a_rate_of_its_own(sharing, shared):
         for parameter in group["params"]
     }
     found = {name: scales[id(parameter)] for name, parameter in model.named_parameters()}
-    assert found.pop(shared) == 1.0
+    assert found.pop(f"{shared}.embeddings.tokens.weight") == 1.0
     assert {scale for name, scale in found.items() if name.startswith("generator.")} == {0.5}
     assert {scale for name, scale in found.items() if name.startswith("disc")} == {1.0}
 
 
-def test_attention_kernels_are_ranked():
-    ranking = rank_attention(make_config(), Machine())
-    for masked in (False, True):
-        kernels = find_kernels(ranking, masked=masked)
-        assert SDPBackend.MATH in kernels  # which can do everything
-        assert len(set(kernels)) == len(kernels)
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_kernels_are_ranked(masked):
+    kernels = find_kernels(rank_attention(make_config(), Machine()), masked=masked)
+    assert SDPBackend.MATH in kernels  # which can do everything
+    assert len(set(kernels)) == len(kernels)
 
 
 @pytest.mark.parametrize(("prob", "is_exact"), [(0.1, False), (0.125, True), (0.0, True)])
@@ -354,21 +322,15 @@ def test_a_step_keeps_the_ranking_of_its_run():
     """That of the first session on the device; another device is measured anew."""
     ranking = {"masked": ["MATH"], "unmasked": ["FLASH_ATTENTION", "MATH"]}
     other = {"masked": ["EFFICIENT_ATTENTION"], "unmasked": ["MATH"]}
-    sessions = [
-        {"device": "a CPU", "step": {"layers": "FusedPostNormLayer"}},
-        {"device": "one GPU", "step": {"attention": ranking}},
-        {"device": "one GPU", "step": {"attention": other}},
-        {},
-    ]
-    assert recorded_ranking({"sessions": sessions}, "one GPU") == ranking
-    assert recorded_ranking({"sessions": sessions}, "another GPU") is None
-    assert recorded_ranking({"sessions": sessions}, "a CPU") is None
+    steps = [("a CPU", {"layers": "x"}), *(("one GPU", {"attention": a}) for a in (ranking, other))]
+    sessions = [*({"device": name, "step": step} for name, step in steps), {}]
+    for device, expected in (("one GPU", ranking), ("another GPU", None), ("a CPU", None)):
+        assert recorded_ranking({"sessions": sessions}, device) == expected
     config = make_config("train.compile=no")
     assert make_step(config, attention=ranking).describe()["attention"] == ranking
 
 
 @pytest.mark.slow
-@torch_warns
 def test_a_missing_compiler_is_told():
     from torch._inductor import config
 
@@ -380,7 +342,6 @@ def test_a_missing_compiler_is_told():
 
 
 @pytest.mark.slow
-@torch_warns
 def test_a_compiler_that_fails_is_done_without():
     """The step is done all the same, and what was begun of it leaves nothing behind."""
     torch.compiler.reset()
@@ -389,34 +350,29 @@ def test_a_compiler_that_fails_is_done_without():
         raise RuntimeError("no such\narchitecture")
 
     config = make_config(PLAIN, "train.accumulation=2")
-    plain, compiled = (make_step(config) for _ in range(2))
-    compiled.compiled = True
-    compiled.forward = torch.compile(compiled.model, backend=fail)
-    with pytest.warns(UserWarning, match="fails, going on without it: .*no such architecture"):
-        actual = compiled(0, make_rows(config, 8, 0), 1e-3)
-    assert not compiled.describe()["compiled"]
-    assert actual.grad_norm == plain(0, make_rows(config, 8, 0), 1e-3).grad_norm
-    asked = make_step(config)
+    plain, compiled, asked = (make_step(config) for _ in range(3))
     asked.config = override(config, ["train.compile=yes"])
-    asked.compiled = True
-    asked.forward = torch.compile(asked.model, backend=fail)
+    for step in (compiled, asked):
+        step.compiled, step.forward = True, torch.compile(step.model, backend=fail)
+    arguments = 0, make_rows(config, 8, 0), 1e-3
+    with pytest.warns(UserWarning, match="fails, going on without it: .*no such architecture"):
+        actual = compiled(*arguments)
+    assert not compiled.describe()["compiled"]
+    assert actual.grad_norm == plain(*arguments).grad_norm
     with pytest.raises(RuntimeError, match="no such"):
-        asked(0, make_rows(config, 8, 0), 1e-3)
+        asked(*arguments)
 
 
 def test_two_processes_share_the_rows_of_a_step():
     """Each computes what one process would in its micro-batches: rows, draws, counts, dropout."""
-    config = make_config("train.accumulation=2")
+    config, alone = make_config("train.accumulation=2"), make_config("train.accumulation=1")
     batch = padded(make_rows(config, 8, 0))
-    whole = make_step(config)(3, batch, 1e-3)
-    shares = []
+    whole, shares = make_step(config)(3, batch, 1e-3).outputs, []
     for rank in range(2):
-        alone = make_config("train.accumulation=1")
-        machine = Machine(rank=rank, num_ranks=2)
-        step = Step(make_model(alone).train(), alone, machine)
+        step = Step(make_model(alone).train(), alone, Machine(rank=rank, num_ranks=2))
         shares += step(3, batch, 1e-3).outputs
-    assert len(shares) == len(whole.outputs) == 2
-    for ours, theirs in zip(shares, whole.outputs, strict=True):
+    assert len(shares) == len(whole) == 2
+    for ours, theirs in zip(shares, whole, strict=True):
         assert ours.loss == theirs.loss
         assert torch.equal(ours.judgement.corrupt_ids_BL, theirs.judgement.corrupt_ids_BL)
     assert shares[0].loss != shares[1].loss
@@ -483,13 +439,10 @@ def test_a_step_can_be_replayed(settings):
     replayed.optimizer = build_optimizer(
         replayed.model, config.optimizer, mode=config.method.mode, captured=True
     )
-    expected = [
-        done(number, batch, rate).outputs[0].loss
-        for number, (batch, rate) in enumerate(zip(batches, rates, strict=True))
-    ]
-    buffers, tape, outcome = batches[0].to(CPU), Tape(), None
-    buffers = copy.deepcopy(buffers)
-    for number, (batch, rate) in enumerate(zip(batches, rates, strict=True)):
+    steps = [*enumerate(zip(batches, rates, strict=True))]
+    expected = [done(number, batch, rate).outputs[0].loss for number, (batch, rate) in steps]
+    buffers, tape, outcome = copy.deepcopy(batches[0]), Tape(), None
+    for number, (batch, rate) in steps:
         if number < 2:  # the optimizer's state appears
             replayed(number, batch, rate)
             continue
@@ -517,7 +470,6 @@ def assert_learn_alike(actual, expected, rtol=1e-4):
 
 
 @pytest.mark.slow
-@torch_warns
 def test_compiled_and_plain_learn_alike():
     """Losses of 40 steps in float32, without dropout, with rows in two pieces."""
     torch.compiler.reset()
@@ -549,7 +501,7 @@ def test_cuda_losses_and_gradients_are_those_of_a_cpu(name):
 
 
 @needs_cuda
-@pytest.mark.parametrize("name", ["two_stage", "warm_up"])
+@pytest.mark.parametrize("name", ["two-stage", "warm-up"])
 def test_cuda_stages_are_captured_one_after_the_other(name):
     """The second trains another network, in a graph of its own."""
     config = make_config("train.compile=no", *OBJECTIVES[name])
@@ -566,20 +518,18 @@ def test_cuda_stages_are_captured_one_after_the_other(name):
 
 
 @needs_cuda
-def test_cuda_run_is_continued(toy_shards, toy_config, tmp_path):
+def test_cuda_run_is_continued(train):
     """From the middle, with evaluations between replays, to nearly the same end."""
-    config = override(toy_config, ["train.device=cuda", "train.compile=no"])
-    run_folder = tmp_path / "run"
-    whole = pretrain(toy_shards, run_folder, config, lambda record: None)
-    shutil.rmtree(run_folder / "checkpoints" / "step-00000012")
-    (run_folder / "results.json").unlink()
-    continued = resume(run_folder, lambda record: None)
+    folder = train("run", "train.device=cuda train.compile=no")
+    whole = json.loads((folder / "results.json").read_text())
+    shutil.rmtree(folder / "checkpoints" / "step-00000012")
+    (folder / "results.json").unlink()
+    continued = resume(folder, lambda record: None)
     assert continued["heldout"]["loss"] == pytest.approx(whole["heldout"]["loss"], rel=1e-2)
-    first, second = read_manifest(run_folder)["sessions"]
+    first, second = read_manifest(folder)["sessions"]
     assert first["step"]["attention"] == second["step"]["attention"] != {}
 
 
-@torch_warns
 @needs_cuda
 def test_cuda_steps_never_wait():
     """Torch itself refuses every operation that would wait for the device."""
@@ -597,40 +547,30 @@ def test_cuda_steps_never_wait():
         torch.cuda.set_sync_debug_mode("default")
 
 
-@torch_warns
 @needs_cuda
 def test_cuda_captured_steps_draw_anew():
     """Positions, draws and dropout of a replay are those of its number, not of the capture."""
     config = make_config("train.compile=yes")
-    step = make_step(config, CUDA)
-    batch, losses = make_rows(config, 8, 0), []
-    for number in [0] * (WARM_UP_STEPS + 1) + [1, 2, 1, 2]:
-        losses.append(step(number, batch, 0.0).outputs[0].loss.item())
-    assert losses[-4] == pytest.approx(losses[-2], rel=1e-4)
-    assert losses[-3] == pytest.approx(losses[-1], rel=1e-4)
+    step, batch = make_step(config, CUDA), make_rows(config, 8, 0)
+    numbers = [0] * (WARM_UP_STEPS + 1) + [1, 2, 1, 2]
+    losses = [step(number, batch, 0.0).outputs[0].loss.item() for number in numbers]
+    assert losses[-4:-2] == pytest.approx(losses[-2:], rel=1e-4)
     assert losses[-4] != pytest.approx(losses[-3], rel=1e-4)
 
 
 @needs_cuda
 @pytest.mark.parametrize(
     "settings",
-    [[], ["train.accumulation=2"], ["method.mode=reference"], ["train.precision=bfloat16"]],
+    [
+        *("train.compile=no", "train.compile=no train.accumulation=2"),
+        *("train.compile=no method.mode=reference", "train.compile=no train.precision=bfloat16"),
+        # Steps with and without a mask: all but those of the last case are given one.
+        *("train.compile=yes", "train.compile=yes train.accumulation=2 examples.short_prob=0"),
+    ],
 )
-def test_cuda_captured_and_plain_learn_alike(settings):
-    assert_as_plain_on_cuda("train.compile=no", *settings)
-
-
-@torch_warns
-@needs_cuda
-@pytest.mark.parametrize("settings", [[], ["train.accumulation=2", "examples.short_prob=0"]])
-def test_cuda_compiled_and_plain_learn_alike(settings):
-    """Steps with and without a mask: all but those of the last case are given one."""
-    assert_as_plain_on_cuda("train.compile=yes", *settings)
-
-
-def assert_as_plain_on_cuda(*settings):
-    """Compare the losses of 200 steps without dropout."""
-    config = without_dropout(make_config(*settings))
+def test_cuda_captured_and_compiled_learn_like_plain(settings):
+    """Losses of 200 steps without dropout."""
+    config = without_dropout(make_config(*settings.split()))
     ranking = rank_attention(config, machine_for(config, CUDA))
     eager = override(config, ["train.compile=no", "train.cuda_graph=false"])
     plain = run(eager, 200, CUDA, ranking)
@@ -638,7 +578,6 @@ def assert_as_plain_on_cuda(*settings):
     assert_learn_alike(run(config, 200, CUDA, ranking), plain, rtol)
 
 
-@torch_warns
 @needs_cuda
 def test_cuda_and_cpu_learn_alike():
     """The same rows; positions and draws differ, so that means of losses are compared."""
@@ -650,21 +589,16 @@ def test_cuda_and_cpu_learn_alike():
 
 def test_a_rare_mask_is_computed_plainly(monkeypatch):
     """Without short rows a padded batch is not compiled anew; sums are the same."""
-    compiled = []
+    compiled, counts = [], []
 
     def note(step, function):
-        def call(*arguments):
-            compiled.append(function)
-            return function(*arguments)
-
-        return call
+        return lambda *arguments: compiled.append(function) or function(*arguments)
 
     monkeypatch.setattr(AcceleratedStep, "_compile", note)
     monkeypatch.setattr(acceleration, "_compiles", lambda config, device: True)
     config = make_config("examples.short_prob=0")
     batch = make_rows(config, 8, 0)._replace(attention_mask_BL=None)
     fast, plain = make_step(config), Step(make_model(config).train(), config, machine_for(config))
-    counts = []
     for number, each in enumerate((batch, padded(batch), batch)):
         before = len(compiled)
         found, expected = fast(number, each, 1e-3), plain(number, each, 1e-3)
