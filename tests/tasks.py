@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from runs import ignore as ignore
 
 from electra.config import FinetuneConfig
@@ -36,6 +37,11 @@ def write_files(folder: Path, files: dict[str, str | bytes]) -> Path:
     for name, content in files.items():
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     return folder
+
+
+def write_parquet(path: Path, **columns: list) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table(columns), path)
 
 
 def read(name: str, folder: Path, *settings: str) -> Task:

@@ -16,6 +16,7 @@ import runs
 from commands import refuse_command, succeed
 from commands import run_command as run
 from runs import limit_files, words_of
+from tasks import write_files
 
 from electra.cli import entry, main
 from electra.presets import PRESETS
@@ -29,29 +30,29 @@ SMALL = words_of(runs.SMALL | {"train.steps": 6, "train.log_every": 2})
 def chain(toy_text, tmp_path_factory):
     """Every verb on the toy text, as the README has them; the folder they wrote into."""
     folder = tmp_path_factory.mktemp("chain")
-    task = folder / "task"
-    task.mkdir()
-    for name, count in (("train", 24), ("dev", 12)):
-        rows = [f"the queen {word}\t{word}\n" for word in ("sold", "painted")] * (count // 2)
-        (task / f"{name}.tsv").write_text("text\tlabel\n" + "".join(rows))
-    commands = [
-        ["tokenizer", toy_text, "--out", "vocabulary", "--set", "vocab_size=120"],
-        ["prepare", toy_text, "--tokenizer", "vocabulary", "--out", "shards"]
-        + ["--set", "heldout_prob=0.1", "workers=1"],
-        ["pretrain", "shards", "--out", "run", "--set", *SMALL],
-        ["finetune", "run", "--task", "own", "--data", "task", "--out", "scores", "--seeds", "2"]
-        + ["--set", "epochs=1", "threads=1"],
-        ["finetune", "run", "--task", "own", "--data", "task", "--out", "scratch"]
-        + ["--from-scratch", "--set", "epochs=1", "threads=1"],
-        ["report", "run", "scores", "scratch", "--out", "report.html"],
-        ["export", "run", "--out", "exported"],
-    ]
+    rows = [f"the queen {word}\t{word}\n" for word in ("sold", "painted")]
+    table = {f"{name}.tsv": "text\tlabel\n" + "".join(rows * count)
+             for name, count in (("train", 12), ("dev", 6))}  # fmt: skip
+    write_files(folder / "task", table)
+    own = "--task own --data task --set epochs=1 threads=1"
+    commands = f"""tokenizer {toy_text} --out vocabulary --set vocab_size=120
+        prepare {toy_text} --tokenizer vocabulary --out shards --set heldout_prob=0.1 workers=1
+        pretrain shards --out run --set {" ".join(SMALL)}
+        finetune run {own} --out scores --seeds 2
+        finetune run {own} --out scratch --from-scratch
+        report run scores scratch --out report.html
+        export run --out exported"""
     outputs = {}
-    for command in commands:
+    for words in map(str.split, commands.splitlines()):
         with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as printed:
-            main([*map(str, command)])
-        outputs[command[0]] = printed.getvalue()
+            main(words)
+        outputs[words[0]] = printed.getvalue()
     return folder, outputs
+
+
+@pytest.fixture
+def folder(chain):
+    return chain[0]
 
 
 def test_each_verb_ends_with_what_was_written_and_what_comes_next(chain):
@@ -69,9 +70,8 @@ def test_each_verb_ends_with_what_was_written_and_what_comes_next(chain):
 
 
 @pytest.mark.filterwarnings("default::UserWarning")
-def test_a_run_goes_on_by_its_own_command(capsys, chain, tmp_path):
+def test_a_run_goes_on_by_its_own_command(capsys, folder, tmp_path):
     """Stopped by a time limit, which is an orderly end, and made longer, which is said."""
-    folder, _ = chain
     words = ["pretrain", folder / "shards", "--out", tmp_path / "a run"]
     in_time = [*words, "--max-time", "0.001s", "--set", *SMALL]
     out = succeed(capsys, *in_time).out
@@ -85,34 +85,74 @@ def test_a_run_goes_on_by_its_own_command(capsys, chain, tmp_path):
     assert "note: " in err
     assert "goes on with other settings: train.steps 6 -> 30" in " ".join(err.split())
     assert json.loads((tmp_path / "a run/results.json").read_text())["steps"] == 30
-    refuse_command("--max-time must be > 0", capsys, *words, "--max-time", "0s")
+
+
+def run_child(*words, **options):
+    command = [sys.executable, "-m", "electra", *map(str, words)]
+    return subprocess.run(command, **{"stderr": subprocess.PIPE, "text": True, **options})
 
 
 def test_standard_input(toy_text, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "electra", "tokenizer", "-", "--out", str(tmp_path / "vocabulary")]
-        + ["--set", "vocab_size=120"],
-        input=toy_text.read_text(),
-        capture_output=True,
-        text=True,
-    )
+    words = ["tokenizer", "-", "--out", tmp_path / "vocabulary", "--set", "vocab_size=120"]
+    done = run_child(*words, input=toy_text.read_text())
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "vocabulary" / "vocab.txt").exists()
 
 
+MISSING = """tokenizer nowhere --out OUT
+prepare nowhere --tokenizer vocabulary --out OUT
+prepare task --tokenizer nowhere --out OUT
+pretrain nowhere --out OUT
+pretrain shards --out OUT --config nowhere
+pretrain --resume nowhere
+plan --config nowhere
+flops --config nowhere
+finetune nowhere --task own --data task --out OUT
+finetune run --task own --data nowhere --out OUT
+finetune run --task nowhere.toml --data task --out OUT
+submit nowhere --out OUT.zip
+report nowhere --out OUT.html
+report run nowhere --out OUT.html
+report run --out nowhere/page.html
+predict nowhere --input task/dev.tsv
+predict scores --input nowhere
+score run --text nowhere --out OUT.tsv
+score nowhere --text task/dev.tsv --out OUT.tsv
+embed nowhere --input task/dev.tsv --out OUT.npy
+embed run --input nowhere --out OUT.npy
+export nowhere --out OUT
+quickstart --text nowhere --out OUT""".splitlines()
+THERE = ("notes.md", "page.html", "exported/README.md")
+URL_OF = (
+    "quickstart --out",
+    "import run --out",
+    "reproduce table-5 --runs",
+    "pretrain shards --out",
+)
+
+
+LONG = "n" * 300
+NO_TABLE = "must be a .html or .htm or .md file, not "
 MISTAKES = [
-    ("pretran shards", "Did you mean .pretrain.?"),
+    *((words, "nowhere") for words in MISSING),
+    (f"tokenizer {LONG} --out OUT", f"{LONG}: File name too long"),
+    (f"tokenizer TEXT --out {LONG}", f"{LONG}: File name too long"),
+    (f"export run --out {LONG}", f"{LONG}: File name too long"),
+    (f"report run --out {LONG}.html", f"{LONG}.html: File name too long"),
+    ("export run --out TEXT/out", "Not a directory"),
+    ("report run --out .", ". is a folder; name a file, as report.html"),
+    ("quickstart --out .", ". exists already; name a folder in it, as quickstart"),
+    ("submit scores --out OUT.tar", "out.tar must be a .zip file"),
+    ("score run --text TEXT --out OUT.json", "out.json must be a .tsv file"),
+    ("tokenizer TEXT --out a\0b", r"'a\x00b' is not UTF-8, or has a NUL in it"),
+    ("tokenizer TEXT --out caf\udce9", r"'caf\udce9' is not UTF-8, or has a NUL"),
+    ("pretran shards", 'Did you mean "pretrain"?'),
     ("pretrain shards --uot OUT", "Did you mean --out?"),
     ("pretrain shards --out OUT --preset smal", "did you mean 'small'?"),
     ("pretrain shards --out OUT --preset ''", "unknown preset ''"),
-    *(
-        (f"pretrain shards --out OUT --set {setting}", line)
-        for setting, line in [
-            ("train.stpes=3", "'train.stpes'; did you mean 'steps'?"),
-            ("train.steps", "takes section.field=value"),
-            ("train.steps=50 optimizer.warmup_steps=50", "optimizer.warmup_steps=5\n"),
-        ]
-    ),
+    ("pretrain shards --set train.stpes=3", "'train.stpes'; did you mean 'steps'?"),
+    ("pretrain shards --set train.steps", "takes section.field=value"),
+    ("pretrain shards --set train.steps=50 optimizer.warmup_steps=50", "warmup_steps=5\n"),
     ("pretrain shards", "needs SHARDS and --out RUN"),
     ("pretrain run --out OUT", "is not the manifest of a shards folder"),
     ("pretrain --resume run", "is complete; there is nothing to resume"),
@@ -124,7 +164,7 @@ MISTAKES = [
     ("pretrain shards --out run --preset small --dry-run", "begun with model.embedding_size="),
     ("pretrain shards --out OUT --max-time", "--max-time needs a value\n"),
     ("pretrain shards --out OUT --max-time 90", "such as 90m or 3h, not '90'\n"),
-    ("prepare nowhere.txt --tokenizer vocabulary --out OUT", "nowhere"),
+    ("pretrain shards --out OUT --max-time 0s", "--max-time must be > 0"),
     ("prepare TEXT --tokenizer vocabulary --out OUT --set border=lines", "did you mean 'line'?"),
     ("prepare '' --tokenizer vocabulary --out OUT", "an empty name"),
     ("prepare TEXT --tokenizer v --out OUT --task ''", "takes I/N"),
@@ -135,17 +175,13 @@ MISTAKES = [
     ("export run --out scores", "exists already"),
     ("tokenizer TEXT --out s3://a/b", "s3:/a/b is a URL, and only shards"),
     ("report run --out gs://a/b.html", "gs:/a/b.html is a URL"),
-    ("quickstart --out s3://a/b", "is a URL"),
-    ("import run --out s3://a/b", "is a URL"),
-    ("reproduce table-5 --runs s3://a/b", "is a URL"),
-    ("pretrain shards --out s3://a/b", "is a URL"),
+    *((f"{verb} s3://a/b", "is a URL") for verb in URL_OF),
     *((f"plan --probe-seconds {each}", f"finite, not {each}") for each in ("nan", "inf", "-1.0")),
+    ("plan --steps 0", "steps must be >= 1, not 0"),
     ("report --out OUT", "error: report needs FOLDERS\n"),
-    ("report run --out notes.md", "notes.md is there and is no report"),
-    ("report run --out exported/README.md", "README.md is there and is no report"),
-    ("report run --out page.html", "page.html is there and is no report"),
-    ("report run --out run/metrics.jsonl", "must be a .html or .htm or .md file, not '.jsonl'"),
-    ("report scores --out page.pdf", "not '.pdf'"),
+    *((f"report run --out {name}", f"{name} is there and is no report") for name in THERE),
+    ("report run --out run/metrics.jsonl", f"{NO_TABLE}'.jsonl'"),
+    ("report run --out OUT.pdf", f"{NO_TABLE}'.pdf'"),
     ("report shards --out OUT.html", "shards is no run, no fine-tuning and no folder of"),
     ("report vocabulary run --out OUT.html", "vocabulary is no run"),
     ("detect run '-5 degrees'", "; put -- before a text that begins with -\n"),
@@ -159,30 +195,28 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("words", "line"), MISTAKES)
 def test_a_mistake_is_one_line_with_status_2(
-    capsys, chain, toy_text, tmp_path, monkeypatch, words, line
+    capsys, folder, toy_text, tmp_path, monkeypatch, words, line
 ):
-    folder, _ = chain
     monkeypatch.chdir(folder)
-    (folder / "notes.md").write_text("# Notes\n")
-    (folder / "page.html").write_text("<title>Mine</title>\n")
-    places = {"OUT": tmp_path / "out", "OUT.html": tmp_path / "out.html", "TEXT": toy_text}
-    status, printed, err = run(capsys, *(places.get(word, word) for word in shlex.split(words)))
-    assert (status, printed, err.count("\n")) == (2, "", 1), err
-    assert line.replace(".pretrain.", '"pretrain"') in err
+    write_files(folder, {"notes.md": "# Notes\n", "page.html": "<title>Mine</title>\n"})
+    words = words.replace("OUT", str(tmp_path / "out")).replace("TEXT", str(toy_text))
+    status, printed, err = run(capsys, *shlex.split(words))
+    assert (status, printed) == (2, ""), err
+    assert re.fullmatch("(vocabulary .*\n)?error: .*\n", err), err  # progress may come first
+    assert line in err
     assert not list(tmp_path.iterdir())
 
 
-def test_the_next_command_has_what_this_one_had(capsys, chain, toy_text, tmp_path):
-    folder, _ = chain
+def test_the_next_command_has_what_this_one_had(capsys, folder, toy_text, tmp_path):
     out = tmp_path / "my shards"
     words = ["prepare", toy_text, "--tokenizer", folder / "vocabulary", "--out", out]
     settings = ["--set", "heldout_prob=0.4", "duplicates=exact"]
-    _, printed, _ = run(capsys, *words, *settings, "--task", "0/1")
+    printed = succeed(capsys, *words, *settings, "--task", "0/1").out
     following = printed.splitlines()[-1].removeprefix("next: electra ")
     printed = succeed(capsys, *shlex.split(following)).out
     assert f"next: electra pretrain '{out}' --out run" in printed
     for name in ("exported", "run"):
-        _, printed, _ = run(capsys, *words[:3], folder / name, "--out", tmp_path / name)
+        printed = succeed(capsys, *words[:3], folder / name, "--out", tmp_path / name).out
         assert f"next: electra pretrain {tmp_path}/{name} --init-from {folder}/{name}" in printed
 
 
@@ -222,8 +256,9 @@ def test_the_shell_completes_values(capsys, words, value):
 
 
 def test_settings_are_listed_without_shards(capsys):
-    words = "pretrain", "--preset", "small", "--dry-run"
-    assert "train.steps=1000000\n" in succeed(capsys, *words).out
+    printed = succeed(capsys, "pretrain", "--preset", "small", "--dry-run").out
+    lines = {"train.steps=1000000", "model.hidden_size=256", "optimizer.learning_rate=0.0005"}
+    assert lines <= {*printed.splitlines()}
 
 
 @pytest.mark.parametrize("preset", ["small", "modern-small", "tiny"])
@@ -243,8 +278,7 @@ def test_a_preset_is_no_shorter_than_itself():
     assert list_shorter(PRESETS["deberta-tiny"], machine, 2 * DAY) == {}
 
 
-def test_a_run_of_days_is_announced_before_it_starts(capsys, chain, tmp_path):
-    folder, _ = chain
+def test_a_run_of_days_is_announced_before_it_starts(capsys, folder, tmp_path):
     long = [word.replace("steps=6", "steps=2000000000") for word in SMALL]
     words = ["pretrain", folder / "shards", "--out", tmp_path / "run", "--set", *long]
     for is_new in (True, False):
@@ -258,140 +292,73 @@ def test_output_that_takes_nothing_or_only_ascii(tmp_path):
     command = f"exec {sys.executable} -m electra flops >&-"
     assert subprocess.run(["sh", "-c", command], capture_output=True).stderr == b""
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = run_child("tokenizer", "--ids", "5", "--out", tmp_path / "한국", env=ascii_only)
+    words = ["tokenizer", "--ids", "5", "--out", tmp_path / "한국"]
+    done = run_child(*words, env=ascii_only, stdout=subprocess.PIPE)
     assert done.returncode == 0
     assert r"\ud55c\uad6d: 5 ids" in done.stdout
 
 
-def run_child(*words, **options):
-    command = [sys.executable, "-m", "electra", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, **options)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["tokenizer", "nowhere", "--out", "OUT"],
-        ["prepare", "nowhere", "--tokenizer", "vocabulary", "--out", "OUT"],
-        ["prepare", "task", "--tokenizer", "nowhere", "--out", "OUT"],
-        ["pretrain", "nowhere", "--out", "OUT"],
-        ["pretrain", "shards", "--out", "OUT", "--config", "nowhere"],
-        ["pretrain", "--resume", "nowhere"],
-        ["plan", "--config", "nowhere"],
-        ["flops", "--config", "nowhere"],
-        ["finetune", "nowhere", "--task", "own", "--data", "task", "--out", "OUT"],
-        ["finetune", "run", "--task", "own", "--data", "nowhere", "--out", "OUT"],
-        ["finetune", "run", "--task", "nowhere.toml", "--data", "task", "--out", "OUT"],
-        ["submit", "nowhere", "--out", "OUT.zip"],
-        ["report", "nowhere", "--out", "OUT.html"],
-        ["report", "run", "nowhere", "--out", "OUT.html"],
-        ["report", "run", "--out", "nowhere/page.html"],
-        ["predict", "nowhere", "--input", "task/dev.tsv"],
-        ["predict", "scores", "--input", "nowhere"],
-        ["score", "run", "--text", "nowhere", "--out", "OUT.tsv"],
-        ["score", "nowhere", "--text", "task/dev.tsv", "--out", "OUT.tsv"],
-        ["embed", "nowhere", "--input", "task/dev.tsv", "--out", "OUT.npy"],
-        ["embed", "run", "--input", "nowhere", "--out", "OUT.npy"],
-        ["export", "nowhere", "--out", "OUT"],
-        ["quickstart", "--text", "nowhere", "--out", "OUT"],
-    ],
-    ids=" ".join,
-)
-def test_a_missing_input_is_one_line_of_every_verb(capsys, chain, tmp_path, monkeypatch, words):
-    folder, _ = chain
-    monkeypatch.chdir(folder)
-    out = tmp_path / "out"
-    words = [str(word).replace("OUT", str(out)) for word in words]
-    status, printed, err = run(capsys, *words)
-    assert (status, printed) == (2, "")
-    assert re.fullmatch(r"error: .*nowhere.*\n", err), err
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("words", ["--help", "predict scores --input task/dev.tsv"])
-def test_a_closed_pipe_ends_without_a_word(chain, words):
+def test_a_closed_pipe_ends_without_a_word(folder, words):
     """Nobody reads, and the status is that of a program that SIGPIPE ended."""
-    folder, _ = chain
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "electra", *words.split()]
-    done = subprocess.run(command, cwd=folder, stdout=writer, stderr=subprocess.PIPE, text=True)
+    done = run_child(*words.split(), cwd=folder, stdout=writer)
     os.close(writer)
     assert done.returncode == 141
     assert re.fullmatch(r"(\w+ .*\n)?", done.stderr), done.stderr  # the progress
 
 
-def test_what_the_system_refuses_is_one_line(capsys, chain, toy_text, tmp_path, monkeypatch):
-    folder, _ = chain
-    monkeypatch.chdir(tmp_path)
-    long = "n" * 300
-    refusals = [
-        (["tokenizer", long, "--out", "out"], f"{long}: File name too long"),
-        (["tokenizer", toy_text, "--out", long], f"{long}.*: File name too long"),
-        (["export", folder / "run", "--out", long], f"{long}: File name too long"),
-        (["report", folder / "run", "--out", f"{long}.html"], f"{long}.*: File name too long"),
-        (["export", folder / "run", "--out", toy_text / "out"], "toy.txt.*: Not a directory"),
-        (["report", folder / "run", "--out", "."], r"\. is a folder; name a file, as report.html"),
-        (["report", folder / "run", "--out", "a.pdf"], r"a\.pdf must be a \.html .*, not '\.pdf'"),
-        (["submit", folder / "scores", "--out", "a.tar"], r"a\.tar must be a \.zip file"),
-        (["score", "run", "--text", toy_text, "--out", "a.json"], r"a\.json must be a \.tsv file"),
-        (["quickstart", "--out", "."], r"\. exists already; name a folder in it, as quickstart"),
-        (["tokenizer", toy_text, "--out", "a\0b"], r"'a\\x00b' is not UTF-8, or has a NUL in it"),
-        (["tokenizer", toy_text, "--out", "caf\udce9"], r"'caf\\udce9' is not UTF-8, or has a NUL"),
-    ]
-    for words, expected in refusals:
-        status, printed, err = run(capsys, *words)
-        assert (status, printed) == (2, ""), (words, err)
-        assert re.fullmatch(f"(vocabulary .*\n)?error: .*{expected}.*\n", err), (words, err)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("verb", ["submit", "report", "predict", "score", "embed"])
-def test_a_folder_in_the_way_of_a_file_is_one_line(capsys, chain, toy_text, tmp_path, verb):
+@pytest.mark.parametrize(
+    ("words", "suffix"),
+    [
+        ("submit scores --partial", "zip"),
+        ("report run", "html"),
+        ("predict scores --input task/dev.tsv", "jsonl"),
+        ("score run --text task/dev.tsv", "tsv"),
+        ("embed run --input task/dev.tsv", "npy"),
+    ],
+)
+def test_a_folder_in_the_way_of_a_file_is_one_line(
+    capsys, folder, tmp_path, monkeypatch, words, suffix
+):
     """Told before the work, which would be lost."""
-    folder, _ = chain
-    words = {
-        "submit": [folder / "scores", "--partial"],
-        "report": [folder / "run"],
-        "predict": [folder / "scores", "--input", folder / "task" / "dev.tsv"],
-        "score": [folder / "run", "--text", toy_text],
-        "embed": [folder / "run", "--input", toy_text],
-    }[verb]
-    suffix = {"submit": "zip", "report": "html", "predict": "jsonl", "score": "tsv", "embed": "npy"}
-    out = tmp_path / f"out.{suffix[verb]}"
+    monkeypatch.chdir(folder)
+    out = tmp_path / f"out.{suffix}"
     in_the_way = tmp_path / f"{out.name}.incomplete"
     in_the_way.mkdir()
-    status, printed, err = run(capsys, verb, *words, "--out", out)
+    status, printed, err = run(capsys, *words.split(), "--out", out)
     assert (status, printed) == (2, "")
-    assert err == (
-        f"error: {in_the_way} is a folder in the way of {out}; move it or choose another --out\n"
-    )
+    says = f"{in_the_way} is a folder in the way of {out}; move it or choose another --out"
+    assert err == f"error: {says}\n"
     assert list(tmp_path.iterdir()) == [in_the_way]
 
 
-@pytest.mark.parametrize("verb", ["tokenizer", "prepare", "pretrain", "export"])
-def test_a_full_disk_is_one_line_and_leaves_nothing(capsys, chain, toy_text, tmp_path, verb):
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [
+        ("tokenizer TEXT --set vocab_size=120", 1000),
+        ("prepare TEXT --tokenizer vocabulary --set workers=1", 10_000),
+        (f"pretrain shards --set {' '.join(SMALL)}", 50_000),
+        ("export run", 50_000),
+    ],
+)
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    capsys, folder, toy_text, tmp_path, monkeypatch, words, size
+):
     """A limit on the size of files stands for the disk; the write fails in the same place."""
-    folder, _ = chain
-    words = {
-        "tokenizer": [toy_text, "--set", "vocab_size=120"],
-        "prepare": [toy_text, "--tokenizer", folder / "vocabulary", "--set", "workers=1"],
-        "pretrain": [folder / "shards", "--set", *SMALL],
-        "export": [folder / "run"],
-    }[verb]
+    monkeypatch.chdir(folder)
+    words = words.replace("TEXT", str(toy_text)).split()
     try:
-        limit_files({"tokenizer": 1000, "prepare": 10_000}.get(verb, 50_000))
-        status, _, err = run(capsys, verb, *words, "--out", tmp_path / "out")
+        limit_files(size)
+        status, _, err = run(capsys, *words, "--out", tmp_path / "out")
     finally:
         limit_files(resource.RLIM_INFINITY)
     assert status == 2, err
-    assert re.search(
-        r"^error: (writing failed|.*/out.*): File too large"
-        r"(; checkpoints written before are whole: electra pretrain --resume .*/out)?\Z",
-        err.strip(),
-        re.M,
-    )
-    assert verb == "pretrain" or not list(tmp_path.iterdir())
+    kept = "; checkpoints written before are whole: electra pretrain --resume .*/out"
+    says = rf"^error: (writing failed|.*/out.*): File too large({kept})?\Z"
+    assert re.search(says, err.strip(), re.M)
+    assert words[0] == "pretrain" or not list(tmp_path.iterdir())
 
 
 @pytest.mark.filterwarnings("default")
@@ -406,13 +373,9 @@ def test_warnings_are_notes_and_those_of_others_are_few(capsys, monkeypatch):
 
     monkeypatch.setattr(entry, "app", work)
     main([])
-    assert capsys.readouterr().err.splitlines() == [
-        "note: line 1, number 0",
-        "note: line 1, number 0",
-        "note: line 2, number 0",
-        "note: line 1, number 1",
-        "note: line 1, number 2",
-    ]
+    told = [(1, 0), (1, 0), (2, 0), (1, 1), (1, 2)]
+    expected = [f"note: line {line}, number {number}" for line, number in told]
+    assert capsys.readouterr().err.splitlines() == expected
 
 
 def test_a_pipe_is_waited_for_aloud(toy_text, tmp_path):
@@ -441,49 +404,45 @@ def test_a_bug_stays_a_traceback(monkeypatch, bug):
         main([])
 
 
-def test_dry_run_prints_every_setting_and_does_nothing(capsys, chain, tmp_path):
-    folder, _ = chain
-    out = tmp_path / "out"
-    words = ["pretrain", folder / "shards", "--preset", "small", "--out", out]
-    printed = succeed(capsys, *words, "--dry-run").out
-    lines = {"model.hidden_size=256", "model.vocab_size=120", "optimizer.learning_rate=0.0005"}
-    assert lines <= set(printed.splitlines())
-    assert "nothing was written" in printed
+def test_dry_runs_write_nothing(capsys, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    out, printed = tmp_path / "out", ""
     for words in (
-        ["tokenizer", folder / "task" / "dev.tsv", "--out", out],
-        ["prepare", folder / "task", "--tokenizer", folder / "vocabulary", "--out", out],
-        ["finetune", folder / "run", "--task", "own", "--data", folder / "task", "--out", out],
-        ["export", folder / "run", "--out", out],
-        ["quickstart", "--out", out],
+        "pretrain shards --preset small",
+        "tokenizer task/dev.tsv",
+        "prepare task --tokenizer vocabulary",
+        "finetune run --task own --data task",
+        "export run",
+        "quickstart",
     ):
-        assert "nothing was written" in succeed(capsys, *words, "--dry-run").out
+        found = succeed(capsys, *words.split(), "--out", out, "--dry-run").out
+        assert "nothing was written" in found
+        printed += found
+    assert "\nmodel.vocab_size=120\n" in printed  # that of the shards
     assert not out.exists()
 
 
-def test_dry_runs_import_no_torch(chain):
-    folder, _ = chain
+def test_dry_runs_import_no_torch(folder):
     commands = [
-        ["tokenizer", "task", "--out", "out"],
-        ["prepare", "task", "--tokenizer", "vocabulary", "--out", "out"],
-        ["pretrain"],
-        ["report", "run", "--out", "out.md"],
-        ["quickstart", "--out", "out"],
+        "tokenizer task --out out",
+        "prepare task --tokenizer vocabulary --out out",
+        "pretrain",
+        "report run --out out.md",
+        "quickstart --out out",
     ]
     code = (
         "import sys; from electra.cli import main\n"
-        f"for words in {commands}: main([*words, '--dry-run'])\n"
+        f"for words in {commands}: main([*words.split(), '--dry-run'])\n"
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=folder, stdout=subprocess.DEVNULL, check=True)
 
 
-def test_settings_from_toml_then_from_set(capsys, chain, tmp_path):
-    folder, _ = chain
+def test_settings_from_toml_then_from_set(capsys, folder, tmp_path):
     toml = tmp_path / "recipe.toml"
     toml.write_text("[train]\nsteps = 77\nseed = 5\n[optimizer]\nlearning_rate = 1e-4\n")
     words = ["pretrain", folder / "shards", "--out", tmp_path / "out", "--config", toml]
-    printed = succeed(capsys, *words, "--set", "train.seed=6", "--dry-run").out
-    lines = printed.splitlines()
+    lines = succeed(capsys, *words, "--set", "train.seed=6", "--dry-run").out.splitlines()
     assert {"train.steps=77", "train.seed=6", "optimizer.learning_rate=0.0001"} <= set(lines)
     toml.write_text("[train]\nstpes = 77\n")
     says = "recipe.toml: unknown field 'stpes' in 'train.stpes'; did you mean 'steps'?"
@@ -492,34 +451,27 @@ def test_settings_from_toml_then_from_set(capsys, chain, tmp_path):
     refuse_command("is not valid TOML", capsys, *words, "--dry-run")
 
 
+STAGES = {"method.generator_steps": 500, "method.scheme": "two_stage", "method.sharing": "none"}
+
+
 @pytest.mark.parametrize(
     ("preset", "settings", "warmup_steps"),
     [
-        ("small", ["train.steps=2000"], 200),
-        ("small", ["train.steps=5"], 0),
-        ("small", ["train.steps=200000"], 10_000),
-        ("small", ["train.steps=2000", "optimizer.warmup_steps=1000"], 1000),
-        (
-            "small",
-            ["train.steps=2000", "method.generator_steps=500"]
-            + ["method.scheme=two_stage", "method.sharing=none"],
-            50,
-        ),
-        ("tiny", [], 300),
+        ("small", {"train.steps": 2000}, 200),
+        ("small", {"train.steps": 5}, 0),
+        ("small", {"train.steps": 200_000}, 10_000),
+        ("small", {"train.steps": 2000, "optimizer.warmup_steps": 1000}, 1000),
+        ("small", {"train.steps": 2000, **STAGES}, 50),
+        ("tiny", {}, 300),
     ],
 )
 def test_a_short_run_warms_up_for_a_tenth(capsys, tmp_path, preset, settings, warmup_steps):
     """Unless the user says otherwise; what was changed is said."""
-    settings = [*settings, "train.device=cuda"]  # for which nothing is estimated
+    settings = {**settings, "train.device": "cuda"}  # for which nothing is estimated
     words = ["pretrain", "--dry-run", "--preset", preset]
     toml = tmp_path / "recipe.toml"
-    toml.write_text(
-        "\n".join(
-            f"{name} = {value}" if value.isdigit() else f'{name} = "{value}"'
-            for name, value in (word.split("=") for word in settings)
-        )
-    )
-    for more in (["--set", *settings], ["--config", toml]):
+    toml.write_text("".join(f"{name} = {value!r}\n" for name, value in settings.items()))
+    for more in (["--set", *words_of(settings)], ["--config", toml]):
         printed, err = succeed(capsys, *words, *more)
         assert f"optimizer.warmup_steps={warmup_steps}" in printed.splitlines()
         is_changed = warmup_steps not in (300, 1000, 10_000)
@@ -531,9 +483,7 @@ WRITE = ["tokenizer", "prepare", "pretrain", "import", "finetune", "report", "pr
 
 @pytest.mark.parametrize("verb", [*WRITE, "embed", "quickstart", "score"])
 def test_help_of_every_verb(capsys, verb):
-    printed = succeed(capsys, verb, "--help").out
-    assert "--out" in printed
-    assert "--dry-run" in printed
+    assert {"--out", "--dry-run"} <= {*succeed(capsys, verb, "--help").out.split()}
 
 
 def test_flops_of_a_preset(capsys):
@@ -549,7 +499,6 @@ def test_plan_ends_with_the_command_that_comes_next(capsys):
     printed = succeed(capsys, "plan", *words, "--set", *sizes, "train.threads=1").out
     assert re.search(r"steps +10 of 2 x 128", printed)
     assert "electra pretrain SHARDS --preset tiny --out run --set model.vocab_size=200" in printed
-    refuse_command("steps must be >= 1, not 0", capsys, "plan", "--steps", "0")
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -48,16 +48,16 @@ MODULE = MODULE.replace("CALLS", "f(y); " * 60)
 def found(tmp_path_factory):
     """What the harvest finds in the standard library and in one small package beside it."""
     site = tmp_path_factory.mktemp("machine") / "site-packages"
-    for name, content in (
-        ("small/__init__.py", MODULE),
-        ("small/tests/test_it.py", '"""The tests of a package are not to be part of it."""'),
-        ("small/_vendor/copy.py", '"""A copy of another package is not to be part of it."""'),
-        ("small/broken.py", '"""This file does not parse and so it is passed over."""\ndef ('),
-        ("small/escape.py", '"""A file with an invalid escape \\d in it is a good one."""'),
-        ("small/latin.py", b'# coding: latin-1\n"""A file in latin-1 with an \xe9 in it."""'),
-        ("small/nul.py", b'"""This file has a \0 in it and it is passed over too."""'),
-        ("again.py", MODULE),
-    ):  # fmt: skip
+    for name, content in {
+        "small/__init__.py": MODULE,
+        "small/tests/test_it.py": '"""The tests of a package are not to be part of it."""',
+        "small/_vendor/copy.py": '"""A copy of another package is not to be part of it."""',
+        "small/broken.py": '"""This file does not parse and so it is passed over."""\ndef (',
+        "small/escape.py": '"""A file with an invalid escape \\d in it is a good one."""',
+        "small/latin.py": b'# coding: latin-1\n"""A file in latin-1 with an \xe9 in it."""',
+        "small/nul.py": b'"""This file has a \0 in it and it is passed over too."""',
+        "again.py": MODULE,
+    }.items():
         path = site / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -73,19 +73,17 @@ def test_what_is_found_in_a_package(found):
     both = [each for each in found if each.package in ("again", "small")]
     copy = [each for each in both if each.module in ("again", "small")]
     assert len({each.module for each in copy}) == 1
-    assert [docstring.name for docstring in copy] == [
-        "", "Thing", "Thing.method", "Thing.method.inner", "",
-    ]  # fmt: skip
+    names = ["", "Thing", "Thing.method", "Thing.method.inner", ""]
+    assert [docstring.name for docstring in copy] == names
     assert copy[2].text == "Return what the method of the thing is said to return, as a str."
     small = {each.module: each.text for each in both if each not in copy}
     assert sorted(small) == ["small.escape", "small.latin"]
     assert "é" in small["small.latin"]
 
 
-def test_a_part_is_a_sample_of_all_modules(found):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(harvest_module, "_list_package_folders", lambda: [])
-        part = list(harvest(max_chars=300_000))
+def test_a_part_is_a_sample_of_all_modules(monkeypatch):
+    monkeypatch.setattr(harvest_module, "_list_package_folders", lambda: [])
+    part = list(harvest(max_chars=300_000))
     assert 300_000 < sum(len(docstring.text) for docstring in part) < 1_000_000
     modules = {docstring.module for docstring in part}
     assert min(modules) < "b"
@@ -97,7 +95,7 @@ def test_the_standard_library_is_english_and_plenty(found):
     assert sum(len(docstring.text) for docstring in python) > 1_000_000
     modules = {docstring.module for docstring in python}
     assert {"argparse", "asyncio.events", "email.message", "pydoc_data.topics"} <= modules
-    assert not any(module.split(".")[0] in ("test", "idlelib") for module in modules)
+    assert {"test", "idlelib"}.isdisjoint(module.split(".")[0] for module in modules)
     texts = [docstring.text for docstring in found]
     assert len(set(texts)) == len(texts)
     assert not any(">>>" in text for text in texts if text.startswith("Return"))
@@ -171,10 +169,10 @@ def test_the_question_is_fair(families):
     question = package_question(families, 4, seed=0)
     train, test = question.train, question.test
     labels = Counter(question.label for question in train)
-    assert len(labels) == 4
-    assert len(set(labels.values())) == len({*Counter(q.label for q in test).values()}) == 1
-    assert len(train) > len(test) > 20
     assert sorted(labels) == sorted(question.packages)
+    assert len(labels) == 4
+    assert len({*labels.values()}) == len({*Counter(q.label for q in test).values()}) == 1
+    assert len(train) > len(test) > 20
     for part in (train, test):
         assert all(len({q.label for q in part[n : n + 4]}) == 4 for n in range(0, len(part), 4))
     texts = [question.text.lower() for question in train + test]
@@ -190,18 +188,16 @@ def test_the_question_is_fair(families):
 
 
 def test_no_module_stands_on_both_sides(families):
-    # Every text is marked with its module, as an ordinary word.
+    """Each text is marked with the number of its module, as an ordinary word."""
     numbers = {name: number for number, name in enumerate(sorted({d.module for d in families}))}
     letters = str.maketrans("0123456789", "abcdefghij")
-    marked = [
-        d._replace(text=f"In q{str(numbers[d.module]).translate(letters)}q {d.text}")
-        for d in families
-    ]
+    marks = {name: f"q{str(number).translate(letters)}q" for name, number in numbers.items()}
+    marked = [d._replace(text=f"In {marks[d.module]} {d.text}") for d in families]
     question = package_question(marked, 4, seed=0)
-    modules = [{each.text.split()[1] for each in side} for side in (question.train, question.test)]
-    assert modules[0]
-    assert modules[1]
-    assert not modules[0] & modules[1]
+    train, test = ({q.text.split()[1] for q in side} for side in (question.train, question.test))
+    assert train
+    assert test
+    assert train.isdisjoint(test)
 
 
 def test_names_that_give_the_answer_away_are_masked():
@@ -210,19 +206,17 @@ def test_names_that_give_the_answer_away_are_masked():
         "someThing at https://torch.org to do what it does for the user of it.\nimport torch\n"
         "Parameters\nx : torch.Tensor"
     )
-    docstrings = []
-    for package in ("torch", "sklearn"):
-        docstrings += [Docstring(package, f"m{n}", "f", f"{given} A{'b' * n}") for n in range(40)]
     docstrings = [
-        d._replace(text=f"{'One' if d.package == 'torch' else 'Other'} {d.module} {d.text}")
-        for d in docstrings
+        Docstring(package, f"m{n}", "f", f"{first} m{n} {given} A{'b' * n}")
+        for package, first in (("torch", "One"), ("sklearn", "Other"))
+        for n in range(40)
     ]
     train = package_question(docstrings, 2, seed=0).train
     expected = (
         "Use name or name with name and name, name or name of name at name to do what it does for "
         "the user of it."
     )
-    assert [q.text.split(" ", 2)[2] for q in train] == [expected] * len(train)
+    assert [q.text.split(" ", 2)[2] for q in train] == [expected] * len(train) != []
 
 
 def test_packages_with_too_few_texts_are_left_out(families):
@@ -231,5 +225,5 @@ def test_packages_with_too_few_texts_are_left_out(families):
     counts = Counter(question.label for question in many.test)
     assert sorted(counts) == sorted(many.packages)
     assert min(counts.values()) >= 2
-    assert package_question([d for d in families if d.package == "asyncio"], 4, seed=0) is None
-    assert package_question([], 2, seed=0) is None
+    for few in ([d for d in families if d.package == "asyncio"], []):
+        assert package_question(few, 4, seed=0) is None

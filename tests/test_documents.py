@@ -6,7 +6,8 @@ from bisect import bisect_right
 import numpy as np
 import pytest
 import torch
-from networks import rng
+from networks import assert_same_tensors, rng
+from runs import ignore, read_records
 
 from electra.config import OBJECTIVES, ExamplesConfig, PrepareConfig
 from electra.model.batch import Batch, find_real
@@ -46,9 +47,12 @@ def random_rows(seed):
     return ids_BL, numbers_BL * (torch.arange(L) < length_B1)
 
 
-def replace_others(ids_BL, is_mine_BL, seed):
-    """Other tokens wherever the document is not."""
-    return torch.where(is_mine_BL, ids_BL, torch.randint(5, VOCAB, (B, L), generator=rng(seed)))
+def list_documents(seed):
+    """Rows, and for each document: where it is, and the rows with other tokens elsewhere."""
+    ids_BL, numbers_BL = random_rows(seed)
+    others_BL = torch.randint(5, VOCAB, (B, L), generator=rng(seed))
+    places = [numbers_BL == number for number in range(1, int(numbers_BL.max()) + 1)]
+    return ids_BL, numbers_BL, [(each, torch.where(each, ids_BL, others_BL)) for each in places]
 
 
 # Numbers
@@ -78,17 +82,15 @@ def test_numbers_are_those_of_the_stream(many_shards, length):
         documents = shards.train[bisect_right(examples.shard_ends, row)].documents.tolist()
         token, expected = int(examples.starts[row]), []
         first = bisect_right(documents, token)
-        for place, token_id in enumerate(ids.tolist()):
+        for token_id in ids.tolist():
             if token_id == tokenizer.pad_id:
                 expected.append(0)
-            elif token_id == tokenizer.cls_id:
-                assert place == 0
-                expected.append(1)
-            elif token_id == tokenizer.sep_id:
-                expected.append(expected[-1])
+            elif token_id in (tokenizer.cls_id, tokenizer.sep_id):
+                expected.append(expected[-1] if expected else 1)
             else:
                 expected.append(bisect_right(documents, token) - first + 1)
                 token += 1
+        assert (ids == tokenizer.cls_id).nonzero().tolist() == [[0]]
         assert numbers.tolist() == expected
         assert token == examples.starts[row] + examples.counts[row]
         most = max(most, *expected)
@@ -101,12 +103,12 @@ def test_rows_are_the_same_but_for_the_numbers(toy_shards):
         Examples(shards.train, shards.tokenizer, ExamplesConfig(attend=attend), 0).batch(0, 16)
         for attend in ("row", "document")
     )
-    assert torch.equal(by_row.input_ids_BL, by_document.input_ids_BL)
-    assert torch.equal(by_row.token_type_ids_BL, by_document.token_type_ids_BL)
-    assert torch.equal(find_real(by_row), find_real(by_document))
+    assert by_row.input_ids_BL.equal(by_document.input_ids_BL)
+    assert by_row.token_type_ids_BL.equal(by_document.token_type_ids_BL)
+    for batch in (by_row, by_document):
+        assert find_real(batch).equal(by_document.document_ids_BL > 0)
     some = by_document.rows(slice(3, 5)).to(torch.device("cpu"))
-    assert torch.equal(some.document_ids_BL, by_document.document_ids_BL[3:5])
-    assert torch.equal(find_real(by_document), by_document.document_ids_BL > 0)
+    assert some.document_ids_BL.equal(by_document.document_ids_BL[3:5])
 
 
 # Encoders
@@ -114,48 +116,36 @@ def test_rows_are_the_same_but_for_the_numbers(toy_shards):
 
 @pytest.mark.parametrize("layer", [FusedPostNormLayer, PostNormLayer])
 @pytest.mark.parametrize("sees", ["all", "before", "after"])
+@torch.no_grad()
 def test_states_depend_on_ones_own_document_only(layer, sees):
+    """Cut out at the same positions, too, behind padding of the other kind."""
     encoder = Encoder(SIZES, layer=layer).eval()
     init_weights(encoder, 0.2, rng(0))
     changed = 0
-    for seed in range(5):
-        ids_BL, numbers_BL = random_rows(seed)
+    for seed in range(2):
+        ids_BL, numbers_BL, documents = list_documents(seed)
         states = encoder(ids_BL, document_ids_BL=numbers_BL, sees=sees)
         assert states.isfinite().all()
-        for number in range(1, int(numbers_BL.max()) + 1):
-            is_mine_BL = numbers_BL == number
-            other_BL = replace_others(ids_BL, is_mine_BL, seed)
+        for is_mine_BL, other_BL in documents:
             again = encoder(other_BL, document_ids_BL=numbers_BL, sees=sees)
-            torch.testing.assert_close(again[is_mine_BL], states[is_mine_BL], **CLOSE)
+            alone = encoder(ids_BL * is_mine_BL, is_mine_BL, sees=sees)
+            for each in (again, alone):
+                torch.testing.assert_close(each[is_mine_BL], states[is_mine_BL], **CLOSE)
             by_row = [encoder(ids, numbers_BL > 0, sees=sees) for ids in (ids_BL, other_BL)]
             changed += not torch.allclose(*(each[is_mine_BL] for each in by_row), **CLOSE)
     assert changed > 5, "attention over the row tells the difference"
 
 
-def test_a_document_alone_has_the_states_it_has_in_a_row():
-    """Its tokens cut out and put at the same positions behind padding of the other kind."""
-    encoder = Encoder(SIZES).eval()
-    init_weights(encoder, 0.2, rng(0))
-    ids_BL, numbers_BL = random_rows(3)
-    states = encoder(ids_BL, document_ids_BL=numbers_BL)
-    for number in range(1, int(numbers_BL.max()) + 1):
-        is_mine_BL = numbers_BL == number
-        alone = encoder(ids_BL * is_mine_BL, is_mine_BL)
-        torch.testing.assert_close(alone[is_mine_BL], states[is_mine_BL], **CLOSE)
-
-
+@torch.no_grad()
 def test_two_towers_say_nothing_of_a_token_from_another_document():
-    towers = TwoTowers(
-        Encoder(SIZES), Encoder(SIZES), GeneratorHead(dataclasses.replace(SIZES, hidden_size=128))
-    ).eval()
+    head = GeneratorHead(dataclasses.replace(SIZES, hidden_size=128))
+    towers = TwoTowers(Encoder(SIZES), Encoder(SIZES), head).eval()
     init_weights(towers, 0.2, rng(0))
     types_BL = torch.zeros(B, L, dtype=torch.int64)
-    for seed in range(5):
-        ids_BL, numbers_BL = random_rows(seed)
+    for seed in range(2):
+        ids_BL, numbers_BL, documents = list_documents(seed)
         features = towers(Batch(ids_BL, None, types_BL, numbers_BL))
-        for number in range(1, int(numbers_BL.max()) + 1):
-            is_mine_BL = numbers_BL == number
-            other_BL = replace_others(ids_BL, is_mine_BL, seed)
+        for is_mine_BL, other_BL in documents:
             again = towers(Batch(other_BL, None, types_BL, numbers_BL))
             torch.testing.assert_close(again[is_mine_BL], features[is_mine_BL], **CLOSE)
 
@@ -168,9 +158,9 @@ EVERY += ["method.objective=cocolm method.contrast_weight=0"]
 EVERY += ["method.scheme=adversarial", "method.scheme=two_stage method.sharing=none"]
 
 
-def build(settings, attend="document"):
+def build(settings):
     config = dataclasses.replace(PRESETS["tiny"], model=dataclasses.replace(SIZES, vocab_size=300))
-    settings = [*settings.split(), f"examples.attend={attend}", "method.mask_prob=0.3"]
+    settings = [*settings.split(), "examples.attend=document", "method.mask_prob=0.3"]
     model = build_model(override(config, settings), make_tokenizer(300), Machine())
     init_weights(model, 0.2, rng(0))
     return model
@@ -212,20 +202,18 @@ def test_every_network_of_every_objective_reads_by_document(settings, monkeypatc
 
 @pytest.mark.parametrize("settings", EVERY)
 def test_a_row_of_one_document_is_the_same_to_the_bit(settings):
-    model = build(settings)
-    batch = rows_of_two(12, L)
-    ones = torch.ones_like(batch.input_ids_BL)
+    model, batch = build(settings), rows_of_two(12, L)
     found = []
-    for documents in (None, ones):
+    for documents in (None, torch.ones_like(batch.input_ids_BL)):
         each = batch._replace(document_ids_BL=documents)
         draw = model.masking.draw(each, rng(2))
         model.zero_grad()
         torch.manual_seed(0)
         loss = model(each, draw, model.masking.count(each, draw)).loss
         loss.backward()
-        found.append((loss.detach(), [p.grad for p in model.parameters() if p.grad is not None]))
-    assert torch.equal(found[0][0], found[1][0])
-    assert all(torch.equal(*pair) for pair in zip(found[0][1], found[1][1], strict=True))
+        grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        found.append({"loss": loss.detach(), **grads})
+    assert_same_tensors(*found)
 
 
 def test_a_run_by_documents(toy_shards, toy_config, tmp_path):
@@ -233,8 +221,8 @@ def test_a_run_by_documents(toy_shards, toy_config, tmp_path):
     losses = {}
     for attend in ("row", "document"):
         settings = [f"examples.attend={attend}", "examples.short_prob=0.5", "train.accumulation=2"]
-        records = []
-        pretrain(toy_shards, tmp_path / attend, override(toy_config, settings), records.append)
+        pretrain(toy_shards, tmp_path / attend, override(toy_config, settings), ignore)
+        records = read_records(tmp_path / attend, "train")
         losses[attend] = torch.tensor([record["loss"] for record in records])
     assert losses["document"].isfinite().all()
     assert not torch.equal(losses["document"], losses["row"])

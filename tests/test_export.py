@@ -1,21 +1,21 @@
 """Exports for other programs: cards that run, BERT's classes, sentence-transformers, ONNX."""
 
-import json
 import re
 import shutil
 
 import numpy as np
 import pytest
 import torch
-from commands import refuse_command, run_python_of
+from commands import refuse_command, run_python_of, succeed
+from networks import draw
 from refusals import refuse
 from scipy.stats import spearmanr
+from tasks import write_files
 
 from electra.checkpoints.checkpoint import list_checkpoints, read_tensors
 from electra.checkpoints.folder import SavedNetwork, read_model, read_pretrained
 from electra.cli import main
-from electra.errors import UserError
-from electra.files import check_hashes, write_json
+from electra.files import check_hashes, read_object, write_json
 from electra.inference.embed import embed
 from electra.inference.network import load_encoder
 from electra.inference.similarity import choose_layer, read_pairs
@@ -23,7 +23,6 @@ from electra.interop import onnx
 from electra.interop.export import describe, export, write_plain
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead
-from electra.model.initialisation import init_weights
 from electra.presets import encoder_sizes
 from electra.reports.runs import find_finetunings
 
@@ -33,14 +32,11 @@ transformers = pytest.importorskip("transformers")
 @pytest.fixture(scope="module")
 def pairs(toy_text, tmp_path_factory):
     """Sentences are as similar as the number of words that they share."""
-    folder = tmp_path_factory.mktemp("pairs")
     lines = [line for line in toy_text.read_text().splitlines() if line][:60]
-    rows = [
-        f"{one}\t{two}\t{len(set(one.split()) & set(two.split()))}"
-        for one, two in zip(lines[::2], lines[1::2], strict=True)
-    ]
-    (folder / "dev.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *rows]))
-    return folder
+    rows = ["sentence1\tsentence2\tscore"]
+    for one, two in zip(lines[::2], lines[1::2], strict=True):
+        rows.append(f"{one}\t{two}\t{len(set(one.split()) & set(two.split()))}")
+    return write_files(tmp_path_factory.mktemp("pairs"), {"dev.tsv": "\n".join(rows)})
 
 
 def run_card(folder, monkeypatch):
@@ -51,10 +47,10 @@ def run_card(folder, monkeypatch):
 
 
 def test_the_card_tells_what_the_records_say_and_its_code_runs(run, tmp_path, monkeypatch):
-    export(run, tmp_path / "exported", scores="| a table |")
-    card = (tmp_path / "exported" / "README.md").read_text()
-    manifest = json.loads((run / "manifest.json").read_text())
-    results = json.loads((run / "results.json").read_text())
+    out = tmp_path / "exported"
+    export(run, out, scores="| a table |")
+    card = (out / "README.md").read_text()
+    manifest, results = (read_object(run / f"{name}.json") for name in ("manifest", "results"))
     for told in (
         manifest["shards"]["sha256"],
         manifest["sessions"][0]["device"],
@@ -70,10 +66,10 @@ def test_the_card_tells_what_the_records_say_and_its_code_runs(run, tmp_path, mo
     ):
         assert told in card, told
     assert card.startswith("---\nlibrary_name: transformers\n")
-    probs = run_card(tmp_path / "exported", monkeypatch)["probs"]
+    probs = run_card(out, monkeypatch)["probs"]
     assert ((probs > 0) & (probs < 1)).all()
-    check_hashes(tmp_path / "exported")  # the card's, too
-    modes = {path.stat().st_mode for path in (tmp_path / "exported").rglob("*") if path.is_file()}
+    check_hashes(out)  # the card's, too
+    modes = {path.stat().st_mode for path in out.rglob("*") if path.is_file()}
     assert len(modes) == 1, "weights that others cannot read"
 
 
@@ -82,30 +78,27 @@ def test_an_imported_folder_is_exported_again_bit_for_bit(exported, tmp_path):
     for name in ("model.safetensors", "config.json", "generator/model.safetensors"):
         assert (exported / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     export(exported / "generator", tmp_path / "three")
-    assert json.loads((tmp_path / "three/config.json").read_text())["architectures"] == [
-        "ElectraForMaskedLM"
-    ]
+    config = read_object(tmp_path / "three/config.json")
+    assert config["architectures"] == ["ElectraForMaskedLM"]
     assert "No fine-tuning of these weights was found" in (tmp_path / "two/README.md").read_text()
 
 
-def test_a_checkpoint_of_a_run_is_a_start_like_the_run(run, tmp_path):
+def test_a_checkpoint_of_a_run_is_a_start_like_the_run(run, exported, tmp_path):
     """What became of an encoder on its way is asked of older checkpoints, too."""
     name = "layers.0.attention.output.weight"
-    first, *_, last = list_checkpoints(run)
-    assert first != last
-    export(run, tmp_path / "run")
-    for checkpoint in (first, last):
-        main(["export", str(checkpoint), "--out", str(tmp_path / checkpoint.name)])
+    weights = [(exported / "model.safetensors").read_bytes()]
+    for checkpoint in list_checkpoints(run):
+        out = tmp_path / checkpoint.name
+        main(["export", str(checkpoint), "--out", str(out)])
         start, begin = read_model(checkpoint), read_pretrained(checkpoint)
         step = int(checkpoint.name.removeprefix("step-"))
         assert start.source == begin.source == f"{run} at step {step}"
         saved = read_tensors(checkpoint / "model.safetensors")[f"discriminator.{name}"]
-        exported = read_model(tmp_path / checkpoint.name)
-        for tensors in (start.tensors, begin.kept.encoders[0], exported.tensors):
+        for tensors in (start.tensors, begin.kept.encoders[0], read_model(out).tensors):
             assert torch.equal(tensors[name], saved)
-    weights = [tmp_path / each / "model.safetensors" for each in ("run", last.name, first.name)]
-    newest, named, oldest = [path.read_bytes() for path in weights]
-    assert newest == named != oldest
+        weights.append((out / "model.safetensors").read_bytes())
+    newest, first, last = weights
+    assert newest == last != first
 
 
 def test_fine_tunings_beside_the_run_are_found(tmp_path):
@@ -129,11 +122,9 @@ def test_fine_tunings_beside_the_run_are_found(tmp_path):
 
 def test_a_folder_becomes_bert_whose_head_lies_beside(toy_tokenizer, tmp_path, monkeypatch):
     sizes = encoder_sizes(64, 2, 64, vocab_size=120, max_position_embeddings=32)
-    encoder, head = Encoder(sizes), DiscriminatorHead(sizes)
-    for part in (encoder, head):
-        init_weights(part, 0.1, torch.Generator().manual_seed(0))
+    encoder, head = (draw(part(sizes)).state_dict() for part in (Encoder, DiscriminatorHead))
+    network = SavedNetwork("replaced", sizes, (encoder,), head)
     (tmp_path / "start").mkdir()
-    network = SavedNetwork("replaced", sizes, (encoder.state_dict(),), head.state_dict())
     write_plain(tmp_path / "start", describe(network, toy_tokenizer, 32, "random weights"))
     export(tmp_path / "start", tmp_path / "bert", form="bert")
     theirs = run_card(tmp_path / "bert", monkeypatch)
@@ -152,24 +143,22 @@ def test_the_layer_is_chosen_and_sentence_transformers_embeds_alike(
     library = pytest.importorskip("sentence_transformers")
     out = tmp_path / "sentences"
     words = ["--as", "sentence-transformers", "--dev", pairs, "--out", out]
-    main(["export", *map(str, [run, *words])])
+    printed = succeed(capsys, "export", run, *words).out
     similarity = choose_layer(load_encoder(run), read_pairs(pairs))
     assert len(similarity.scores) == 4
     assert similarity.best == max(similarity.scores, key=lambda each: each.spearman)
-    printed = capsys.readouterr().out
     assert f"layer {similarity.layer}, {similarity.pooling}, with Spearman" in printed
     assert f"{similarity.last.spearman:.3f}" in printed
     card = (out / "README.md").read_text()
     for each in (similarity.best, similarity.last):
         assert f"{each.spearman:.4f}" in card
-    layers = json.loads((out / "config.json").read_text())["num_hidden_layers"]
-    assert layers == similarity.layer
+    assert read_object(out / "config.json")["num_hidden_layers"] == similarity.layer
     model = library.SentenceTransformer(str(out), device="cpu")
-    texts = ["the queen sold a boat .", "my neighbour", "the castle " * 40]
-    theirs = model.encode(texts[:2], show_progress_bar=False)
-    options = {"layer": similarity.layer, "pooling": similarity.pooling}
-    assert theirs == pytest.approx(embed(load_encoder(run), texts[:2], **options), abs=1e-5)
-    assert model.encode(texts[2:], show_progress_bar=False).shape == (1, 128)
+    texts = ["the queen sold a boat .", "my neighbour"]
+    theirs = model.encode([*texts, "the castle " * 40], show_progress_bar=False)
+    assert theirs.shape == (3, 128)
+    how = {"layer": similarity.layer, "pooling": similarity.pooling}
+    assert theirs[:2] == pytest.approx(embed(load_encoder(run), texts, **how), abs=1e-5)
     assert model.max_seq_length == 32
     assert run_card(out, monkeypatch)["embeddings"].shape == (2, 128)
 
@@ -187,27 +176,28 @@ def test_a_layer_is_chosen_by_its_cosines(run, pairs):
 
 def test_the_blind_state_of_a_causal_encoder_is_not_asked(start, pairs, tmp_path, capsys):
     causal = shutil.copytree(start, tmp_path / "causal")
-    values = json.loads((causal / "config.json").read_text())
-    write_json(causal / "config.json", values | {"is_decoder": True})
+    write_json(causal / "config.json", read_object(causal / "config.json") | {"is_decoder": True})
     network = load_encoder(causal)
-    refuse("sees no text; use mean", lambda: embed(network, ["the queen"], pooling="cls"))
+    refuse("sees no text; use mean", embed, network, ["the queen"], pooling="cls")
     found = choose_layer(network, read_pairs(pairs))
     assert {each.pooling for each in found.scores} == {"mean"}
-    given = ["export", causal, "--as", "sentence-transformers", "--dev", pairs, "--out"]
-    main([*map(str, given), str(tmp_path / "out")])
+    given = ["--as", "sentence-transformers", "--dev", pairs, "--out", tmp_path / "out"]
+    succeed(capsys, "export", causal, *given)
     assert re.search(r"^\| 2 \| 0\.\d+ \| - \|$", (tmp_path / "out/README.md").read_text(), re.M)
-    refuse("no graph of a causal electra", lambda: export(causal, tmp_path / "x", form="gguf"))
+    refuse("no graph of a causal electra", export, causal, tmp_path / "x", form="gguf")
 
 
 def test_dev_sets_that_choose_nothing_are_refused(run, pairs, tmp_path, capsys):
-    (tmp_path / "same.tsv").write_text("sentence1\tsentence2\tscore\na\tb\t1\nc\td\t1\n")
-    (tmp_path / "words.tsv").write_text("sentence1\tsentence2\tscore\na\tb\thigh\n")
+    header = "sentence1\tsentence2\tscore\n"
+    tables = {"same.tsv": "a\tb\t1\nc\td\t1\n", "words.tsv": "a\tb\thigh\n"}
+    write_files(tmp_path, {name: header + rows for name, rows in tables.items()})
+    sentences = ["--as", "sentence-transformers"]
     for words, message in (
-        (["--as", "sentence-transformers"], "and a dev set go together"),
+        (sentences, "and a dev set go together"),
         (["--dev", pairs], "and a dev set go together"),
-        (["--as", "sentence-transformers", "--dev", tmp_path], "has no dev.tsv; name the file"),
-        (["--as", "sentence-transformers", "--dev", tmp_path / "same.tsv"], "all scores are 1.0"),
-        (["--as", "sentence-transformers", "--dev", tmp_path / "words.tsv"], "'high'"),
+        ([*sentences, "--dev", tmp_path], "has no dev.tsv; name the file"),
+        ([*sentences, "--dev", tmp_path / "same.tsv"], "all scores are 1.0"),
+        ([*sentences, "--dev", tmp_path / "words.tsv"], "'high'"),
         (["--columns", "a", "b"], "--columns are those of --dev"),
     ):
         refuse_command(message, capsys, "export", run, *words, "--out", tmp_path / "out")
@@ -218,6 +208,7 @@ def test_dev_sets_that_choose_nothing_are_refused(run, pairs, tmp_path, capsys):
 
 
 @pytest.mark.slow
+@torch.no_grad()
 def test_the_verb_writes_onnx_that_agrees(run, toy_text, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -227,30 +218,24 @@ def test_the_verb_writes_onnx_that_agrees(run, toy_text, tmp_path, monkeypatch):
     assert re.search(r"differs from torch by at most \d\.\de-0\d, over 20 shapes", card)
     assert re.search(r"agrees with float32 in (99|100)\.\d\d% of [\d,]+ decisions", card)
     assert re.search(r"hidden states have a cosine of (0\.999\d|1\.0000) on average", card)
-    theirs = transformers.ElectraForPreTraining.from_pretrained(out).eval()
     ids = torch.randint(5, 100, (3, 9), generator=torch.Generator().manual_seed(1))
     inputs = dict(zip(onnx.INPUTS, (ids, torch.ones_like(ids), ids % 2), strict=True))
-    session = onnx.open_session(out / "onnx" / "model.onnx", threads=1)
-    states, logits = session.run(None, {name: each.numpy() for name, each in inputs.items()})
-    with torch.no_grad():
-        expected = theirs(**inputs).logits.numpy()
-        expected_states = theirs.electra(**inputs).last_hidden_state.numpy()
-    assert logits == pytest.approx(expected, abs=1e-4)
-    assert states == pytest.approx(expected_states, abs=1e-4)
-    assert [each.name for each in session.get_outputs()] == ["last_hidden_state", "logits"]
+    arrays = {name: each.numpy() for name, each in inputs.items()}
+    theirs = transformers.ElectraForPreTraining.from_pretrained(out).eval()
     generator = transformers.ElectraForMaskedLM.from_pretrained(out / "generator").eval()
-    session = onnx.open_session(out / "generator" / "onnx" / "model.onnx", threads=1)
-    (logits,) = session.run(["logits"], {name: each.numpy() for name, each in inputs.items()})
-    with torch.no_grad():
-        assert logits == pytest.approx(generator(**inputs).logits.numpy(), abs=1e-4)
-    for part in (out, out / "generator"):
+    states = theirs.electra(**inputs).last_hidden_state.numpy()
+    session = onnx.open_session(out / "onnx" / "model.onnx", threads=1)
+    assert [each.name for each in session.get_outputs()] == ["last_hidden_state", "logits"]
+    assert session.run(["last_hidden_state"], arrays)[0] == pytest.approx(states, abs=1e-4)
+    for part, model in ((out, theirs), (out / "generator", generator)):
+        session = onnx.open_session(part / "onnx" / "model.onnx", threads=1)
+        expected = model(**inputs).logits.numpy()
+        assert session.run(["logits"], arrays)[0] == pytest.approx(expected, abs=1e-4)
         check_hashes(part / "onnx")
         int8, quantized = (part / "onnx" / f"model_{name}.onnx" for name in ("int8", "quantized"))
         assert int8.read_bytes() == quantized.read_bytes()
     # A file that does not agree is refused, and nothing is left.
     monkeypatch.setattr(onnx, "LEAST_AGREEMENT", 1.01)
-    with pytest.raises(
-        UserError, match=r"int8 agrees with float32 in .*% of .* decisions; it must"
-    ):
-        export(run, tmp_path / "refused", int8_text=["the queen sold a boat ."])
+    says = "int8 agrees with float32 in  ...  decisions; it must"
+    refuse(says, export, run, tmp_path / "refused", int8_text=["the queen sold a boat ."])
     assert not (tmp_path / "refused").exists()

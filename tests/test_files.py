@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -34,10 +33,8 @@ def test_damaged_json_is_one_line(tmp_path, text):
     content = text.encode("utf-8", "surrogateescape")
     path.write_bytes(content)
     for read in (lambda: read_object(path), lambda: parse_object(content, path)):
-        with pytest.raises(UserError, match="config.json.*" + re.escape(DAMAGED[text])) as refused:
-            read()
-        assert "\n" not in str(refused.value)
-        assert len(str(refused.value)) < 300 + len(str(path))
+        said = refuse(f"config.json ... {DAMAGED[text]}", read)
+        assert len(said) < 300 + len(str(path))
 
 
 def test_json_with_a_mark_or_a_key_twice_with_one_value_is_read(tmp_path):
@@ -55,9 +52,8 @@ def test_a_pipe_in_place_of_a_file_is_refused(tmp_path):
 
 def test_a_pipe_is_not_replaced_by_a_file(tmp_path):
     os.mkfifo(tmp_path / "out.json")
-    refuse("out.json is not a regular file", lambda: write_json(tmp_path / "out.json", {}))
-    assert [path.name for path in tmp_path.iterdir() if path.is_fifo()] == ["out.json"]
-    assert len(list(tmp_path.iterdir())) == 1
+    refuse("out.json is not a regular file", write_json, tmp_path / "out.json", {})
+    assert [(path.name, path.is_fifo()) for path in tmp_path.iterdir()] == [("out.json", True)]
 
 
 def test_a_second_writer_neither_clears_nor_replaces(tmp_path):

@@ -1,6 +1,5 @@
 """Other people's weights: TensorFlow's checkpoint to the bit, transformers' folders and back."""
 
-import json
 import random
 import shutil
 import struct
@@ -10,16 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import succeed
+from commands import refuse_command, succeed
+from networks import assert_same_tensors
 from refusals import refuse
+from runs import flip_bit, ignore
 from safetensors.torch import load_file, save_file
 
 from electra.checkpoints.checkpoint import Weights, read_header
 from electra.checkpoints.folder import read_pretrained
 from electra.checkpoints.names import ELECTRA
-from electra.cli import main
 from electra.config import PrepareConfig
 from electra.errors import UserError
+from electra.files import read_object
 from electra.inference.ask import detect, fill, load_asked
 from electra.inference.network import load_encoder
 from electra.interop.importing import find_roles, import_model
@@ -55,13 +56,12 @@ def test_tensors_that_tensorflow_wrote_are_read_to_the_bit():
         assert torch.equal(tensor, torch.from_numpy(values_of(name, shapes[name]))), name
 
 
-def test_google_s_checkpoint_becomes_a_folder_for_every_verb(tmp_path):
-    found = import_model(CHECKPOINT, tmp_path / "start")
-    assert (found.num_loaded, found.num_tensors) == (66, 69)
-    assert {*found.left_over} == {
-        "global_step",
-        *(f"electra/embeddings/LayerNorm/beta/{slot}" for slot in ("adam_m", "adam_v")),
-    }
+def test_google_s_checkpoint_becomes_a_folder_for_every_verb(tmp_path, capsys):
+    printed = succeed(capsys, "import", CHECKPOINT, "--out", tmp_path / "start")
+    assert "loaded 66 of 69 tensors" in printed.out
+    slots = [f"electra/embeddings/LayerNorm/beta/adam_{each}" for each in "mv"]
+    assert all(f"{name}" in printed.err for name in ("left over: ", "global_step", *slots))
+    refuse_command("exists already", capsys, "import", CHECKPOINT, "--out", tmp_path / "start")
     judge = load_file(tmp_path / "start/model.safetensors")
     masked_lm = load_file(tmp_path / "start/generator/model.safetensors")
     shapes = list_shapes()
@@ -84,62 +84,57 @@ def test_google_s_checkpoint_becomes_a_folder_for_every_verb(tmp_path):
 
 def test_a_generator_in_the_same_checkpoint_has_sizes_of_its_own():
     """As in Google's small model: a narrower encoder, on the discriminator's embeddings."""
-    judge, masked_lm = (encoder_sizes(size, 2, 32, vocab_size=40) for size in (128, 64))
-    of_judge = Encoder(judge).state_dict(), DiscriminatorHead(judge).state_dict()
-    of_masked_lm = Encoder(masked_lm).state_dict(), GeneratorHead(masked_lm).state_dict()
-    tensors = ELECTRA.to_theirs(*of_judge, "PreTraining")
-    inner = ELECTRA.to_theirs(*of_masked_lm, "MaskedLM")
-    own, generator = (
-        Weights({name: read_header(each, name) for name in each}, each.__getitem__)
-        for each in (tensors, inner)
-    )
-    roles = find_roles(CHECKPOINT, Source(ELECTRA, own, generator, NOTHING, None, {}))
-    assert {role: each.sizes.hidden_size for role, each in roles.items()} == {
-        "discriminator": 128,
-        "generator": 64,
-    }
+    parts = {}
+    for role, size, head in (("discriminator", 128, DiscriminatorHead),
+                             ("generator", 64, GeneratorHead)):  # fmt: skip
+        sizes = encoder_sizes(size, 2, 32, vocab_size=40)
+        kind = "PreTraining" if role == "discriminator" else "MaskedLM"
+        tensors = ELECTRA.to_theirs(Encoder(sizes).state_dict(), head(sizes).state_dict(), kind)
+        headers = {name: read_header(tensors, name) for name in tensors}
+        parts[role] = Weights(headers, tensors.__getitem__)
+    roles = find_roles(CHECKPOINT, Source(ELECTRA, *parts.values(), NOTHING, None, {}))
+    found = {role: each.sizes.hidden_size for role, each in roles.items()}
+    assert found == {"discriminator": 128, "generator": 64}
 
 
 def test_damaged_and_foreign_checkpoints_are_refused(tmp_path):
     """100 flipped bits, 20 truncations, another file: refused with the reason, or not used."""
-    base, rng = CHECKPOINT / "model.ckpt-7", random.Random(0)
-    whole, _ = read_bundle(base)
+    rng = random.Random(0)
+    whole, _ = read_bundle(CHECKPOINT / "model.ckpt-7")
     num_harmless = 0
-    names = ("model.ckpt-7.index", "model.ckpt-7.data-00000-of-00001")
+    folder = shutil.copytree(CHECKPOINT, tmp_path / "copy")
+    base = folder / "model.ckpt-7"
+    index, data = (base.with_name(base.name + end) for end in (".index", ".data-00000-of-00001"))
     for number in range(120):
-        folder = tmp_path / str(number)
-        shutil.copytree(CHECKPOINT, folder)
-        path = folder / names[number % 2]
-        content = bytearray(path.read_bytes())
+        path = (index, data)[number % 2]
+        content = path.read_bytes()
         if number < 100:
-            content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+            flip_bit(path, rng.random())
         else:
-            del content[rng.randrange(len(content)) :]
-        path.write_bytes(content)
+            path.write_bytes(content[: rng.randrange(len(content))])
         with suppress(UserError):
-            tensors, _ = read_bundle(folder / "model.ckpt-7")
+            tensors, _ = read_bundle(base)
             # The bit was that of a slot, of the step, or of the empty part of the footer.
             num_harmless += 1
-            assert {*tensors} == {*whole}
-            assert all(torch.equal(each, whole[name]) for name, each in tensors.items())
+            assert_same_tensors(tensors, whole)
+        path.write_bytes(content)
     assert num_harmless < 10
-    (folder / names[1]).unlink()
-    shutil.copy(base.with_name(names[0]), folder)
-    refuse("data-00000-of-00001 is missing", lambda: read_bundle(folder / "model.ckpt-7"))
-    (folder / names[0]).write_bytes(b"an index" * 100)
-    refuse("index is damaged, or is no checkpoint:", lambda: read_bundle(folder / "model.ckpt-7"))
-    shutil.copytree(CHECKPOINT, tmp_path / "two")
-    shutil.copy(base.with_name(names[0]), tmp_path / "two/other.index")
-    assert find_bundle(tmp_path / "two").name == "model.ckpt-7"  # as the file `checkpoint` says
-    (tmp_path / "two/checkpoint").unlink()
-    refuse("holds several checkpoints; name one of them", lambda: find_bundle(tmp_path / "two"))
-    assert find_bundle(tmp_path / "two/model.ckpt-7.index").name == "model.ckpt-7"
+    data.unlink()
+    refuse("data-00000-of-00001 is missing", read_bundle, base)
+    index.write_bytes(b"an index" * 100)
+    refuse("index is damaged, or is no checkpoint:", read_bundle, base)
+    # A number that never ends
+    index.write_bytes(b"\xff" * 40 + struct.pack("<Q", 0xDB4775248B80FB57))
+    refuse("a number is too long", read_bundle, base)
 
 
-def test_a_number_that_never_ends_is_refused(tmp_path):
-    magic = struct.pack("<Q", 0xDB4775248B80FB57)
-    (tmp_path / "x.index").write_bytes(b"\xff" * 40 + magic)
-    refuse("a number is too long", lambda: read_bundle(tmp_path / "x"))
+def test_of_several_checkpoints_one_is_named(tmp_path):
+    folder = shutil.copytree(CHECKPOINT, tmp_path / "two")
+    shutil.copy(folder / "model.ckpt-7.index", folder / "other.index")
+    assert find_bundle(folder).name == "model.ckpt-7"  # as the file `checkpoint` says
+    (folder / "checkpoint").unlink()
+    refuse("holds several checkpoints; name one of them", find_bundle, folder)
+    assert find_bundle(folder / "model.ckpt-7.index").name == "model.ckpt-7"
 
 
 # Hugging Face
@@ -155,6 +150,10 @@ def draw_weights(model):
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     return model.eval()
+
+
+def draw_ids(*shape):
+    return torch.randint(5, 120, shape, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture
@@ -178,12 +177,13 @@ def as_shards(folder, model):
 
 def as_pickle(folder, model):
     (folder / "model.safetensors").unlink()
-    old = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): value
-           for name, value in model.state_dict().items()}  # fmt: skip
+    tensors = model.state_dict().items()
+    old = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): each for name, each in tensors}
     torch.save(old, folder / "pytorch_model.bin")
 
 
 @pytest.mark.parametrize("change", [None, as_shards, as_pickle])
+@torch.no_grad()
 def test_bert_is_an_encoder_and_a_generator(bert, transformers, tmp_path, change):
     model, folder = bert
     (folder / "electra.json").unlink()
@@ -191,26 +191,25 @@ def test_bert_is_an_encoder_and_a_generator(bert, transformers, tmp_path, change
         change(folder, model)
     found = import_model(folder, tmp_path / "start")
     assert {*found.networks} == {"encoder", "generator"}
-    ids = torch.randint(5, model.config.vocab_size, (3, 20))
+    ids = draw_ids(3, 20)
     encoder = transformers.ElectraModel.from_pretrained(tmp_path / "start").eval()
+    states = model.bert(ids).last_hidden_state
+    assert torch.allclose(encoder(ids).last_hidden_state, states, atol=1e-5)
     masked_lm = transformers.ElectraForMaskedLM.from_pretrained(tmp_path / "start/generator")
-    with torch.no_grad():
-        states = model.bert(ids).last_hidden_state
-        assert torch.allclose(encoder(ids).last_hidden_state, states, atol=1e-5)
-        assert torch.allclose(masked_lm.eval()(ids).logits, model(ids).logits, atol=1e-4)
+    assert torch.allclose(masked_lm.eval()(ids).logits, model(ids).logits, atol=1e-4)
 
 
-def test_a_causal_bert_keeps_its_head(bert, transformers, toy_tokenizer, tmp_path):
+@torch.no_grad()
+def test_a_causal_bert_keeps_its_head(bert, transformers, tmp_path):
     _, folder = bert
     config = transformers.BertConfig.from_pretrained(folder, is_decoder=True)
     model = draw_weights(transformers.BertLMHeadModel(config))
     model.save_pretrained(folder)
     assert {*import_model(folder, tmp_path / "start").networks} == {"encoder"}
     assert read_pretrained(tmp_path / "start").kept.predicts == "next"
-    ids = torch.randint(5, config.vocab_size, (3, 20))
     theirs = transformers.ElectraForCausalLM.from_pretrained(tmp_path / "start").eval()
-    with torch.no_grad():
-        assert torch.allclose(theirs(ids).logits, model(ids).logits, atol=1e-5)
+    ids = draw_ids(3, 20)
+    assert torch.allclose(theirs(ids).logits, model(ids).logits, atol=1e-5)
 
 
 @pytest.fixture
@@ -228,6 +227,7 @@ def modernbert(transformers, toy_tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["bare", "masked_lm", "pickle"])
+@torch.no_grad()
 def test_modernbert_is_an_encoder_and_a_generator(modernbert, transformers, tmp_path, kind):
     model, folder = modernbert
     if kind == "bare":
@@ -239,20 +239,20 @@ def test_modernbert_is_an_encoder_and_a_generator(modernbert, transformers, tmp_
     assert {*found.networks} == ({"encoder"} if kind == "bare" else {"encoder", "generator"})
     assert found.left_over == (["decoder.weight"] if kind == "pickle" else [])  # is tied
     assert found.num_tensors > 4 * 5
-    ids = torch.randint(5, model.config.vocab_size, (3, 20))
+    ids = draw_ids(3, 20)
     encoder = transformers.AutoModel.from_pretrained(tmp_path / "start").eval()
     assert type(encoder).__name__ == "ModernBertModel"
-    with torch.no_grad():
-        assert torch.equal(encoder(ids).last_hidden_state, model.model(ids).last_hidden_state)
-        if kind != "bare":
-            place = tmp_path / "start/generator"
-            masked_lm = transformers.AutoModelForMaskedLM.from_pretrained(place).eval()
-            assert torch.equal(masked_lm(ids).logits, model(ids).logits)
+    assert torch.equal(encoder(ids).last_hidden_state, model.model(ids).last_hidden_state)
+    if kind != "bare":
+        place = tmp_path / "start/generator"
+        masked_lm = transformers.AutoModelForMaskedLM.from_pretrained(place).eval()
+        assert torch.equal(masked_lm(ids).logits, model(ids).logits)
 
 
+@torch.no_grad()
 def test_rotary_positions_of_longer_rows_turn_more_slowly(modernbert, transformers, tmp_path):
     """The slowest pair turns as far over the longest row as before; the network is theirs."""
-    model, folder = modernbert
+    _, folder = modernbert
     old = read_pretrained(folder).kept.sizes
     number = 4 * old.max_position_embeddings
     import_model(folder, tmp_path / "start", positions=number)
@@ -263,18 +263,9 @@ def test_rotary_positions_of_longer_rows_turn_more_slowly(modernbert, transforme
     slowest = [sizes.global_rope_theta ** -((width - 2) / width) for sizes in (old, new)]
     assert 4 * slowest[1] == pytest.approx(slowest[0])
     encoder = transformers.AutoModel.from_pretrained(tmp_path / "start").eval()
-    ids = torch.randint(5, model.config.vocab_size, (1, number))
-    with torch.no_grad():
-        theirs, ours = encoder(ids).last_hidden_state, load_encoder(tmp_path / "start").encoder(ids)
+    ids = draw_ids(1, number)
+    theirs, ours = encoder(ids).last_hidden_state, load_encoder(tmp_path / "start").encoder(ids)
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
-
-
-def test_what_does_not_fit_modernbert_is_refused(modernbert, tmp_path):
-    _, folder = modernbert
-    with pytest.raises(UserError, match="repeat is for learned positions; modernbert has none"):
-        import_model(folder, tmp_path / "out", positions=128, position_rows="repeat")
-    refuse("--positions 8 is less", lambda: import_model(folder, tmp_path / "out", positions=8))
-    assert not (tmp_path / "out").exists()
 
 
 def test_modernbert_is_continued_with_a_made_generator(
@@ -295,13 +286,12 @@ def test_modernbert_is_continued_with_a_made_generator(
     config = override(toy_config, [*settings, "generator.warmup_steps=2"])
     config = fit_to_start(config, read_pretrained(start))
     assert config.model.architecture == "modernbert"
-    pretrain(tmp_path / "shards", tmp_path / "run", config, lambda record: None)
+    pretrain(tmp_path / "shards", tmp_path / "run", config, ignore)
     networks = read_pretrained(tmp_path / "run")
     assert networks.kept.sizes.architecture == "modernbert"
     assert networks.generator.sizes.num_hidden_layers == 2
-    manifest = json.loads((tmp_path / "run/manifest.json").read_text())
-    assert manifest["init_from"]["parts"]["discriminator"] == "init_from"
-    assert manifest["init_from"]["parts"]["generator"] == "layers"
+    parts = read_object(tmp_path / "run/manifest.json")["init_from"]["parts"]
+    assert (parts["discriminator"], parts["generator"]) == ("init_from", "layers")
 
 
 def test_a_round_trip_is_identical(exported, tmp_path):
@@ -311,8 +301,8 @@ def test_a_round_trip_is_identical(exported, tmp_path):
     for name in ("config.json", "model.safetensors", "vocab.txt", "tokenizer.json"):
         for place in (name, f"generator/{name}"):
             content = (exported / place).read_bytes()
-            assert (tmp_path / "found" / place).read_bytes() == content
-            assert (tmp_path / "both" / place).read_bytes() == content
+            for out in ("found", "both"):
+                assert (tmp_path / out / place).read_bytes() == content
     generator = import_model(exported / "generator", tmp_path / "generator")
     assert {*generator.networks} == {"generator"}
 
@@ -326,36 +316,24 @@ def test_what_is_no_model_is_refused(bert, run, tmp_path, monkeypatch):
     """A pickle that would run code is not run."""
     model, folder = bert
     monkeypatch.chdir(tmp_path)
-    (folder / "electra.json").unlink()
-    (folder / "model.safetensors").unlink()
-    refuse("has no weights: none of", lambda: import_model(folder, tmp_path / "out"))
+    for name in ("electra.json", "model.safetensors"):
+        (folder / name).unlink()
+    out = tmp_path / "out"
+    refuse("has no weights: none of", import_model, folder, out)
     torch.save({"bert.embeddings": Harm()}, folder / "pytorch_model.bin")
-    refuse("does not hold tensors alone, or is", lambda: import_model(folder, tmp_path / "out"))
+    refuse("does not hold tensors alone, or is", import_model, folder, out)
     assert not (tmp_path / "harmed").exists()
-    torch.save([1, 2], folder / "pytorch_model.bin")
-    refuse("does not hold tensors by name", lambda: import_model(folder, tmp_path / "out"))
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     del weights["bert.encoder.layer.1.output.dense.bias"], weights["cls.predictions.bias"]
     weights.pop("cls.predictions.decoder.bias", None)
     save_file(weights, folder / "model.safetensors")
-    refuse("encoder.layer.1.output.dense.bias", lambda: import_model(folder, tmp_path / "out"))
-    settings = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**settings, "model_type": "gpt2"}))
-    refuse("modernbert or deberta-v2, not 'gpt2'", lambda: import_model(folder, tmp_path / "out"))
-    refuse("neither a TensorFlow checkpoint", lambda: import_model(tmp_path, tmp_path / "out"))
-    refuse("electra's own and needs no import", lambda: import_model(run, tmp_path / "out"))
+    refuse("encoder.layer.1.output.dense.bias", import_model, folder, out)
+    refuse("neither a TensorFlow checkpoint", import_model, tmp_path, out)
+    refuse("electra's own and needs no import", import_model, run, out)
     short = tmp_path / "short.txt"
     short.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
-    refuse("has 40 token embeddings,", lambda: import_model(CHECKPOINT, tmp_path / "out", short))
-    assert not (tmp_path / "out").exists()
-
-
-def test_the_command_says_what_was_loaded(tmp_path, capsys):
-    printed = succeed(capsys, "import", CHECKPOINT, "--out", tmp_path / "start")
-    assert "loaded 66 of 69 tensors" in printed.out
-    assert "left over: " in printed.err
-    with pytest.raises(SystemExit):
-        main(["import", str(CHECKPOINT), "--out", str(tmp_path / "start")])
+    refuse("has 40 token embeddings,", import_model, CHECKPOINT, out, short)
+    assert not out.exists()
 
 
 # More tokens, longer rows
@@ -377,9 +355,13 @@ def test_new_tokens_are_the_means_of_their_pieces(bert, extended, toy_tokenizer,
     import_model(folder, tmp_path / "old")
     found = import_model(folder, tmp_path / "new", extend=path)
     assert found.num_new == 4
+    pieces = {word: toy_tokenizer.encode(word) for word in ("boats", "umbrellaboat", "☃")}
+    assert pieces["☃"] == [toy_tokenizer.unk_id]
+    # Inside a word the pieces are those that follow a first letter.
     words = (toy_tokenizer.encode(f"{letter}sailor") for letter in "abcdeqy")
-    pieces_inside = next(ids[1:] for ids in words if len(toy_tokenizer.tokens(ids)[0]) == 1)
-    assert toy_tokenizer.unk_id not in pieces_inside
+    inside = next(ids[1:] for ids in words if len(toy_tokenizer.tokens(ids)[0]) == 1)
+    assert toy_tokenizer.unk_id not in inside
+    pieces["##sailor"] = inside
     assert {sizes.vocab_size for sizes in found.networks.values()} == {tokenizer.vocab_size}
     assert Tokenizer.load(tmp_path / "new").digest == tokenizer.digest
     for place in (".", "generator"):
@@ -392,55 +374,52 @@ def test_new_tokens_are_the_means_of_their_pieces(bert, extended, toy_tokenizer,
         assert changed == {"electra.embeddings.word_embeddings.weight"} | bias
         for name in changed:
             assert torch.equal(new[name][: toy_tokenizer.vocab_size], old[name])
-            for word in ("boats", "umbrellaboat", "☃"):
-                pieces = toy_tokenizer.encode(word)
-                assert torch.allclose(
-                    new[name][tokenizer.encode(word)[0]], old[name][pieces].mean(dim=0)
-                )
-            # Inside a word the pieces are those that follow a first letter.
-            inside = tokenizer.tokens_by_id.index("##sailor")
-            assert torch.allclose(new[name][inside], old[name][pieces_inside].mean(dim=0))
-    assert toy_tokenizer.encode("☃") == [toy_tokenizer.unk_id]
+            for word, ids in pieces.items():
+                row = new[name][tokenizer.tokens_by_id.index(word)]
+                assert torch.allclose(row, old[name][ids].mean(dim=0))
 
 
 @pytest.mark.parametrize("how", ["repeat", "interpolate"])
+@torch.no_grad()
 def test_longer_positions(bert, transformers, tmp_path, how):
     """Both networks read longer rows, and repeated positions leave short ones as they were."""
     _, folder = bert
     import_model(folder, tmp_path / "old")
     import_model(folder, tmp_path / "new", positions=50, position_rows=how)
-    name = "electra.embeddings.position_embeddings.weight"
-    old, new = (
-        load_file(tmp_path / start / "generator/model.safetensors")[name]
-        for start in ("old", "new")
-    )
+    name, ids = "electra.embeddings.position_embeddings.weight", draw_ids(2, 50)
+    starts = [tmp_path / start for start in ("old", "new")]
+    old, new = (load_file(each / "generator/model.safetensors")[name] for each in starts)
+    before, model = (transformers.ElectraModel.from_pretrained(each).eval() for each in starts)
     assert new.shape == (50, 64)
+    assert model(ids).last_hidden_state.shape == (2, 50, 64)
+    assert read_object(tmp_path / "new/tokenizer_config.json")["model_max_length"] == 50
     if how == "repeat":
         assert torch.equal(new, torch.cat([old, old[:18]]))
+        assert torch.equal(*(each(ids[:, :32]).last_hidden_state for each in (before, model)))
     else:
         assert torch.allclose(new[[0, -1]], old[[0, -1]])
         part = 20 * 31 / 49  # the place of position 20 among the old ones
         below = int(part)
         between = old[below] + (part - below) * (old[below + 1] - old[below])
         assert torch.allclose(new[20], between, atol=1e-5)
-    ids = torch.randint(5, 100, (2, 50))
-    model = transformers.ElectraModel.from_pretrained(tmp_path / "new").eval()
-    assert model(ids).last_hidden_state.shape == (2, 50, 64)
-    settings = json.loads((tmp_path / "new/tokenizer_config.json").read_text())
-    assert settings["model_max_length"] == 50
-    if how == "repeat":
-        before = transformers.ElectraModel.from_pretrained(tmp_path / "old").eval()
-        states = [each(ids[:, :32]).last_hidden_state for each in (before, model)]
-        assert torch.equal(*states)
 
 
-def test_what_cannot_grow_is_refused(bert, toy_tokenizer, tmp_path):
-    _, folder = bert
-    less = Tokenizer([*toy_tokenizer.tokens_by_id[:-1], "another", "word"])
-    less.save(tmp_path / "less")
-    with pytest.raises(UserError, match=r"lacks 1 tokens of the model's, as \["):
-        import_model(folder, tmp_path / "out", extend=tmp_path / "less")
-    Tokenizer(toy_tokenizer.tokens_by_id, lowercase=False).save(tmp_path / "cased")
-    refuse("has lowercase False", import_model, folder, tmp_path / "out", extend=tmp_path / "cased")
-    refuse("--positions 31 is less", lambda: import_model(folder, tmp_path / "out", positions=31))
+@pytest.mark.parametrize(
+    ("body", "options", "words"),
+    [
+        ("bert", {"extend": "less"}, "lacks 1 tokens of the model's, as ["),
+        ("bert", {"extend": "cased"}, "has lowercase False"),
+        ("bert", {"positions": 31}, "--positions 31 is less"),
+        ("modernbert", {"positions": 8}, "--positions 8 is less"),
+        ("modernbert", {"positions": 128, "position_rows": "repeat"}, "modernbert has none"),
+    ],
+)
+def test_what_cannot_grow_is_refused(request, toy_tokenizer, tmp_path, body, options, words):
+    _, folder = request.getfixturevalue(body)
+    tokens = toy_tokenizer.tokens_by_id
+    Tokenizer([*tokens[:-1], "another", "word"]).save(tmp_path / "less")
+    Tokenizer(tokens, lowercase=False).save(tmp_path / "cased")
+    if "extend" in options:
+        options = {"extend": tmp_path / options["extend"]}
+    refuse(words, import_model, folder, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()

@@ -4,6 +4,7 @@ import gzip
 import itertools
 import json
 import lzma
+from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 from refusals import refuse
 
 from electra.config import ExamplesConfig, PrepareConfig, TokenizerConfig
-from electra.errors import UserError
 from electra.pretraining.loop import pretrain
 from electra.shards.examples import MIXED_ROWS, Examples
 from electra.shards.pieces import list_pieces
@@ -106,16 +106,12 @@ def table(tmp_path_factory):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path_factory.mktemp("table") / "a.parquet"
-    texts = [f"{' '.join(WORDS)} {n} " * (n % 5 + 1) for n in range(500)]
+    texts = iter([f"{' '.join(WORDS)} {n} " * (n % 5 + 1) for n in range(500)])
     schema = pyarrow.schema([("n", pyarrow.int64()), ("text", pyarrow.string())])
-    first = 0
+    sizes = itertools.cycle([1, 40, 7, 12])
     with parquet.ParquetWriter(path, schema, compression="none") as writer:
-        for size in itertools.cycle([1, 40, 7, 12]):
-            rows = texts[first : first + size]
-            if not rows:
-                break
+        while rows := [*itertools.islice(texts, next(sizes))]:
             writer.write_table(pyarrow.table({"n": range(len(rows)), "text": rows}, schema))
-            first += size
     return path
 
 
@@ -131,19 +127,19 @@ def test_row_groups_in_ranges_are_the_table(table, borders):
 
 
 def test_a_large_table_is_several_pieces(table, tokenizer, tmp_path):
-    settings = {"task_bytes": 10_000, "heldout_prob": 0.1}
-    pieces = list_pieces([table], PrepareConfig(**settings), "tokenizer")
+    config = PrepareConfig(task_bytes=10_000, heldout_prob=0.1, workers=1)
+    pieces = list_pieces([table], config, "tokenizer")
     assert len(pieces) == -(-table.stat().st_size // 10_000) > 5
-    content = {}
+    content = []
     for workers in (1, 2):
         out = tmp_path / str(workers)
-        manifest = prepare([str(table)], tokenizer, out, PrepareConfig(workers=workers, **settings))
+        manifest = prepare([str(table)], tokenizer, out, replace(config, workers=workers))
         assert manifest["text"]["documents"] == 500
-        content[workers] = {path.name: path.read_bytes() for path in out.glob("*-*")}
-    assert content[1] == content[2]
+        content.append({path.name: path.read_bytes() for path in out.glob("*-*")})
+    assert content[0] == content[1]
     packed = tmp_path / "a.parquet.gz"  # whose row groups cannot be reached
     packed.write_bytes(gzip.compress(table.read_bytes()))
-    assert len(list_pieces([packed], PrepareConfig(**settings), "tokenizer")) == 1
+    assert len(list_pieces([packed], config, "tokenizer")) == 1
 
 
 def test_pieces_stay_when_the_corpus_grows(tmp_path):
@@ -170,62 +166,45 @@ def make_documents(number, seed=0, length=80):
 
 
 def prepare_texts(texts, tokenizer, folder, name, **fields):
+    """Return the manifest, the sorted documents of the shards, and what was dropped."""
     path = folder / f"{name}.txt"
     path.write_text("\n\n".join(texts))
     fields = {"workers": 1, "heldout_prob": 0.1, "task_bytes": 5000, **fields}
     manifest = prepare([str(path)], tokenizer, folder / name, PrepareConfig(**fields))
     shards = open_shards(folder / name)
-    parts = (*shards.train, *shards.heldout)
-    kept = sorted(
-        tokenizer.decode(ids) for s in parts for ids in np.split(s.tokens, s.documents[1:])
-    )
-    return manifest, kept
+    parts = (np.split(s.tokens, s.documents[1:]) for s in (*shards.train, *shards.heldout))
+    dropped = folder / name / "dropped.jsonl"
+    lines = dropped.read_text().splitlines() if dropped.exists() else []
+    kept = sorted(tokenizer.decode(ids) for part in parts for ids in part)
+    return manifest, kept, [json.loads(line) for line in lines]
 
 
 def test_duplicates_are_counted_and_on_request_dropped(tokenizer, tmp_path):
+    pytest.importorskip("rensa")
     texts = make_documents(60)
     similar = [text.replace(text.split()[40], "omicron", 1) for text in texts[:8]]
-    corpus = [*texts, *texts[:10], *similar]
-    manifest, kept = prepare_texts(corpus, tokenizer, tmp_path, "keep")
-    assert manifest["duplicates"] == 10
-    assert manifest["dropped"] == {}
-    assert len(kept) == 78
-    manifest, kept = prepare_texts(
-        corpus, tokenizer, tmp_path, "exact", duplicates="exact", write_dropped=True
-    )
-    assert manifest["dropped"] == {"duplicate": 10}
-    assert len(kept) == 68
-    lines = (tmp_path / "exact/dropped.jsonl").read_text().splitlines()
-    expected = [{"reason": "duplicate", "text": text} for text in texts[:10]]
-    assert [json.loads(line) for line in lines] == expected
-    pytest.importorskip("rensa")
-    manifest, kept = prepare_texts(corpus, tokenizer, tmp_path, "near", duplicates="near")
+    given = [*texts, *texts[:10], *similar], tokenizer, tmp_path
+    manifest, kept, _ = prepare_texts(*given, "keep")
+    assert (manifest["duplicates"], manifest["dropped"], len(kept)) == (10, {}, 78)
+    manifest, kept, dropped = prepare_texts(*given, "a", duplicates="exact", write_dropped=True)
+    assert (manifest["dropped"], len(kept)) == ({"duplicate": 10}, 68)
+    assert dropped == [{"reason": "duplicate", "text": text} for text in texts[:10]]
+    manifest, kept, _ = prepare_texts(*given, "near", duplicates="near")
     assert manifest["dropped"] == {"duplicate": 10, "near duplicate": 8}
     assert kept == sorted(texts)
 
 
 def test_filters_say_what_they_drop(tokenizer, tmp_path):
     texts = make_documents(40)
-    repeated = " ".join(WORDS * 20)
-    corpus = [*texts, "alpha", " ".join(texts[:4]), repeated, "beta"]
-    manifest, kept = prepare_texts(
-        corpus,
-        tokenizer,
-        tmp_path,
-        "filtered",
-        min_chars=10,
-        max_chars=1500,
-        max_repetition=0.5,
-        write_dropped=True,
-    )
+    corpus = [*texts, "alpha", " ".join(texts[:4]), " ".join(WORDS * 20), "beta"]
+    limits = {"min_chars": 10, "max_chars": 1500, "max_repetition": 0.5, "write_dropped": True}
+    manifest, kept, dropped = prepare_texts(corpus, tokenizer, tmp_path, "filtered", **limits)
     assert manifest["dropped"] == {"repetition": 1, "too long": 1, "too short": 2}
     assert manifest["text"]["documents"] == 44
     assert kept == sorted(texts)
-    lines = (tmp_path / "filtered/dropped.jsonl").read_text().splitlines()
-    dropped = [json.loads(line) for line in lines]
     assert sorted(each["text"] for each in dropped) == sorted(corpus[40:])
-    with pytest.raises(UserError, match="only white space or what is dropped"):
-        prepare_texts(corpus, tokenizer, tmp_path, "nothing", min_chars=10_000)
+    nothing = (prepare_texts, corpus, tokenizer, tmp_path, "nothing")
+    refuse("only white space or what is dropped", *nothing, min_chars=10_000)
     assert not list(tmp_path.glob("nothing*/"))
 
 
@@ -234,7 +213,7 @@ def test_the_language_filter(tokenizer, tmp_path):
     english = "The ship left the harbour in the morning, and nobody knew where she was going."
     german = "Das Schiff verließ am Morgen den Hafen, und niemand wusste, wohin es fahren würde."
     texts = [f"{english} {n}" for n in range(9)] + [f"{german} {n}" for n in range(4)]
-    manifest, kept = prepare_texts(texts, tokenizer, tmp_path, "english", languages="en, fr")
+    manifest, kept, _ = prepare_texts(texts, tokenizer, tmp_path, "a", languages="en, fr")
     assert manifest["dropped"] == {"language de": 4}
     assert len(kept) == 9
 
@@ -249,11 +228,8 @@ def corpora(tokenizer, tmp_path_factory):
 
 def write_mixture(folder, value, small, large):
     path = folder / f"{value}-{small}-{large}.toml"
-    tables = (
-        f'[[corpus]]\nshards = "{n}"\n{value} = {v}\n'
-        for n, v in (("small", small), ("large", large))
-    )
-    path.write_text("".join(tables))
+    numbers = {"small": small, "large": large}.items()
+    path.write_text("".join(f'[[corpus]]\nshards = "{n}"\n{value} = {v}\n' for n, v in numbers))
     return path
 
 
