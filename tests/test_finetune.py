@@ -15,12 +15,7 @@ from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError
 from electra.files import write_json
 from electra.finetuning.loop import finetune, train_seed
-from electra.finetuning.network import (
-    TaskNetwork,
-    build_network,
-    keep_tokens,
-    run_network,
-)
+from electra.finetuning.network import TaskNetwork, build_network, keep_tokens, run_network
 from electra.finetuning.results import begin_shared_folder, summarise
 from electra.finetuning.start import Job, encode_task, fit_to_start
 from electra.model.encoder import Encoder

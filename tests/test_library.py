@@ -78,10 +78,7 @@ MISTAKES = {
     "no text": (lambda run, out: electra.detect(electra.load(run), [3]), "a text is a str, not"),
     "no model": (lambda run, out: electra.load(out), "neither a run nor an export"),
     "a seed": (lambda run, out: electra.load(run, seed=1), "seed 1 is for a fine-tuning"),
-    "pooling": (
-        lambda run, out: electra.embed(electra.load(run), TEXTS, pooling="max"),
-        "'max'",
-    ),
+    "pooling": (lambda run, out: electra.embed(electra.load(run), TEXTS, pooling="max"), "'max'"),
     "unit": (lambda run, out: electra.encode(electra.load(run), TEXTS, unit="wrd"), "'wrd'"),
     "form": (lambda run, out: electra.export(run, out, form="tf"), "'tf'"),
     "no dev set": (

@@ -60,11 +60,7 @@ def test_files_that_hold_too_little_are_left_out_of_the_question(capsys, texts, 
     assert steps[0] == "question: which of 3 files does a text come from?"
     assert any(step.startswith("no fine-tuning on punctuation") for step in steps)
     rows = (out / "package/train.jsonl").read_text().splitlines()
-    assert {json.loads(row)["label"] for row in rows} == {
-        "english.txt",
-        "french.txt",
-        "german.txt",
-    }
+    assert {json.loads(row)["label"] for row in rows} == {"english.txt", "french.txt", "german.txt"}
     for name in ("report.html", "exported/config.json", "package-scratch/results.json"):
         assert (out / name).is_file()
 

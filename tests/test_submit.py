@@ -248,10 +248,7 @@ def test_devs_ensemble_of_numbers_and_of_choices(tmp_path):
     assert score_ensemble(tmp_path / "numbers", numbers, [0, 1]) == expected
     choices = Task("toy", MultipleChoice(3), {})
     gold = rows_of([2, 0])
-    seeds = [
-        logits([0.5, 0.1, 0.4], [0.4, 0.5, 0.1]),
-        logits([0.1, 0.5, 0.4], [0.5, 0.1, 0.4]),
-    ]
+    seeds = [logits([0.5, 0.1, 0.4], [0.4, 0.5, 0.1]), logits([0.1, 0.5, 0.4], [0.5, 0.1, 0.4])]
     write_dev(tmp_path / "choices", choices, [(gold, {"logits": each}) for each in seeds])
     # means 0.3 0.3 0.4 and 0.45 0.3 0.25, though the first seed is right nowhere
     assert score_ensemble(tmp_path / "choices", choices, [0, 1]) == {"accuracy": 1.0}
