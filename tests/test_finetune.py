@@ -6,19 +6,19 @@ import shutil
 
 import pytest
 import torch
+from networks import assert_same_tensors
 from refusals import refuse
 from safetensors.torch import load_file, save_file
 from tasks import PowerCut, cut_at, ignore, small_finetune
 
 from electra.checkpoints.folder import read_finetuned
-from electra.config import EncoderConfig, FinetuneConfig
+from electra.config import FinetuneConfig
 from electra.errors import UserError
 from electra.files import write_json
 from electra.finetuning.loop import finetune, train_seed
 from electra.finetuning.network import TaskNetwork, build_network, keep_tokens, run_network
 from electra.finetuning.results import begin_shared_folder, summarise
 from electra.finetuning.start import Job, encode_task, fit_to_start
-from electra.model.encoder import Encoder
 from electra.model.heads import PairHead
 from electra.presets import FINETUNE_PRESETS, PRESETS, encoder_sizes, finetune_preset
 from electra.settings import from_dict
@@ -55,14 +55,27 @@ def rows(task, pretrained):
 
 
 def build(pretrained, task, *, seed=0, from_scratch=False, **changes) -> TaskNetwork:
-    return build_network(
-        pretrained,
-        task.family,
-        dataclasses.replace(CONFIG, **changes),
-        machine=Machine(),
-        seed=seed,
-        from_scratch=from_scratch,
-    )
+    config, how = dataclasses.replace(CONFIG, **changes), {"seed": seed, "machine": Machine()}
+    return build_network(pretrained, task.family, config, from_scratch=from_scratch, **how)
+
+
+def train(pretrained, task, rows, *, seed=0, epochs=1, **changes):
+    """One seed of a fine-tuning, without a folder."""
+    job = Job(pretrained, task, dataclasses.replace(CONFIG, epochs=epochs, **changes))
+    return train_seed(job, rows, Machine(), seed=seed, progress=ignore)
+
+
+@pytest.fixture
+def tune(start, data, tmp_path):
+    """Return what fine-tunes for an epoch into a folder of this name."""
+
+    def tune(name="out", *, start=start, data=data, **changes):
+        how = {"seeds": 1, "progress": ignore, "from_scratch": False}
+        how = {key: changes.pop(key, value) for key, value in how.items()}
+        config = dataclasses.replace(CONFIG, **{"epochs": 1, **changes})
+        return finetune(start, "own", data, tmp_path / name, config, **how)
+
+    return tune
 
 
 # --- the network ---
@@ -89,82 +102,55 @@ def test_from_scratch_takes_no_weights_and_the_seed_decides_the_head(pretrained,
     table = pretrained.tensors["embeddings.tokens.weight"]
     assert torch.equal(tuned.encoder.embeddings.tokens.weight, table)
     assert not torch.equal(scratch.encoder.embeddings.tokens.weight, table)
-    assert torch.equal(tuned.head.dense.weight, build(pretrained, task).head.dense.weight)
-    assert not torch.equal(
-        tuned.head.dense.weight, build(pretrained, task, seed=1).head.dense.weight
-    )
+    for seed, is_same in ((0, True), (1, False)):
+        other = build(pretrained, task, seed=seed).head.dense.weight
+        assert torch.equal(tuned.head.dense.weight, other) is is_same
 
 
 def test_training_the_tokens_in_use_is_training_them_all(pretrained, task, rows):
     whole = pretrained.tensors["embeddings.tokens.weight"]
-    every_token = torch.arange(len(whole))
-    all_rows = rows._replace(
-        token_ids=every_token,
-        splits={
-            split: dataclasses.replace(each, input_ids=rows.token_ids[each.input_ids.long()].int())
-            for split, each in rows.splits.items()
-        },
-    )
-    config = dataclasses.replace(CONFIG, epochs=1)
-    few, many = (
-        train_seed(Job(pretrained, task, config), each, Machine(), seed=0, progress=ignore)
-        for each in (rows, all_rows)
-    )
-    assert len(rows.token_ids) < len(whole)
-    torch.testing.assert_close(
-        few.outputs["dev"]["logits"], many.outputs["dev"]["logits"], atol=1e-4, rtol=1e-4
-    )
-    learnt = few.model.encoder.embeddings.tokens.weight
-    torch.testing.assert_close(
-        learnt, many.model.encoder.embeddings.tokens.weight, atol=1e-4, rtol=1e-4
-    )
+    splits = {
+        split: dataclasses.replace(each, input_ids=rows.token_ids[each.input_ids.long()].int())
+        for split, each in rows.splits.items()
+    }
+    all_rows = rows._replace(token_ids=torch.arange(len(whole)), splits=splits)
+    few, many = (train(pretrained, task, each) for each in (rows, all_rows))
+    learnt, expected = (each.model.encoder.embeddings.tokens.weight for each in (few, many))
+    near = {"atol": 1e-4, "rtol": 1e-4}
+    torch.testing.assert_close(few.outputs["dev"]["logits"], many.outputs["dev"]["logits"], **near)
+    torch.testing.assert_close(learnt, expected, **near)
     unused = torch.ones(len(whole), dtype=torch.bool)
     unused[rows.token_ids] = False
+    assert unused.any()
     assert torch.equal(learnt[unused], whole[unused])
     assert not torch.equal(learnt[~unused], whole[~unused])
 
 
-# --- rates ---
-
-
-def check_scales(model, optimizer, head, top, bottom, embeddings):
-    """Check the multiples of the learning rate."""
-    scales = {id(each): g["lr_scale"] for g in optimizer.param_groups for each in g["params"]}
-    parts = {"head": head, "encoder.layers.1": top, "encoder.layers.0": bottom}
-    for name, parameter in model.named_parameters():
-        scale = next((each for part, each in parts.items() if name.startswith(part)), embeddings)
-        assert scales[id(parameter)] == scale, name
-
-
-def test_each_layer_learns_at_a_multiple_of_the_one_above(pretrained, task):
+@pytest.mark.parametrize(("mode", "top"), [("paper", 0.5), ("reference", 0.25)])
+def test_each_layer_learns_at_a_multiple_of_the_one_above(pretrained, task, mode, top):
+    """In reference mode all are one multiple lower, and Adam is the released code's."""
     model = build(pretrained, task)
     keep_tokens(model, torch.arange(10))
-    optimizer = build_optimizer(model, dataclasses.replace(PRESETS["tiny"].optimizer), 0.5)
-    check_scales(model, optimizer, 1.0, 0.5, 0.25, 0.125)
-
-
-def test_in_reference_mode_every_layer_is_one_multiple_lower_and_adam_is_the_released_codes(
-    pretrained, task
-):
-    model = build(pretrained, task)
-    optimizer = build_optimizer(model, PRESETS["tiny"].optimizer, 0.5, "reference")
-    assert isinstance(optimizer, ReferenceAdamW)
-    check_scales(model, optimizer, 1.0, 0.25, 0.125, 0.0625)
+    optimizer = build_optimizer(model, PRESETS["tiny"].optimizer, 0.5, mode)
+    assert isinstance(optimizer, ReferenceAdamW) is (mode == "reference")
+    scales = {id(each): g["lr_scale"] for g in optimizer.param_groups for each in g["params"]}
+    parts = {"head": 1.0, "encoder.layers.1": top, "encoder.layers.0": top / 2}
+    for name, parameter in model.named_parameters():
+        scale = next((each for part, each in parts.items() if name.startswith(part)), top / 4)
+        assert scales[id(parameter)] == scale, name
 
 
 def test_in_reference_mode_the_loss_is_the_batchs_sum(pretrained, task, rows, monkeypatch):
     """The norms that clipping sees are those of the mean times the examples of the batch."""
-    norms = {"paper": [], "reference": []}
-    clip = torch.nn.utils.clip_grad_norm_
-    for mode, seen in norms.items():
+    norms, clip = [], torch.nn.utils.clip_grad_norm_
 
-        def note(parameters, most, seen=seen, **settings):
-            seen.append(clip(parameters, most, **settings).item())
+    def note(parameters, most, **settings):
+        norms.append(clip(parameters, most, **settings).item())
 
-        monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", note)
-        config = dataclasses.replace(CONFIG, epochs=1, mode=mode)
-        train_seed(Job(pretrained, task, config), rows, Machine(), seed=0, progress=ignore)
-    assert norms["reference"][0] == pytest.approx(CONFIG.batch_size * norms["paper"][0], rel=1e-4)
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", note)
+    for mode in ("paper", "reference"):
+        train(pretrained, task, rows, mode=mode)
+    assert norms[len(norms) // 2] == pytest.approx(CONFIG.batch_size * norms[0], rel=1e-4)
 
 
 def test_presets_are_table_7_and_follow_the_encoders_width():
@@ -187,33 +173,31 @@ def test_presets_are_table_7_and_follow_the_encoders_width():
 
 
 def test_a_seed_is_repeatable_whatever_was_drawn_before_and_another_differs(pretrained, task, rows):
-    job = Job(pretrained, task, dataclasses.replace(CONFIG, epochs=1))
     runs = []
     for earlier, seed in ((1, 0), (step_seed(5, "anything", 2), 0), (1, 1)):
         torch.manual_seed(earlier)
-        runs.append(train_seed(job, rows, Machine(), seed=seed, progress=ignore))
-    one, same, other = runs
-    assert torch.equal(one.outputs["dev"]["logits"], same.outputs["dev"]["logits"])
-    for first, second in zip(one.model.parameters(), same.model.parameters(), strict=True):
-        assert torch.equal(first, second)
-    assert one.record["epochs"] == same.record["epochs"]
-    assert not torch.equal(one.outputs["dev"]["logits"], other.outputs["dev"]["logits"])
+        runs.append(train(pretrained, task, rows, seed=seed))
+    one, same, other = (run.outputs["dev"]["logits"] for run in runs)
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert_same_tensors(*(run.model.state_dict() for run in runs[:2]))
+    assert runs[0].record["epochs"] == runs[1].record["epochs"]
 
 
 def test_the_epoch_that_counts_is_the_last_unless_best_is_asked_for(pretrained, task, rows):
     # Wrong labels in train: the longer it learns them, the worse it answers dev.
-    train = rows.splits["train"]
-    wrong = dataclasses.replace(train, targets={"labels": 1 - train.targets["labels"]})
+    labels = rows.splits["train"].targets["labels"]
+    wrong = dataclasses.replace(rows.splits["train"], targets={"labels": 1 - labels})
     rows = rows._replace(splits=rows.splits | {"train": wrong})
-    config = dataclasses.replace(CONFIG, epochs=3, learning_rate=1e-3)
-    last = train_seed(Job(pretrained, task, config), rows, Machine(), seed=1, progress=ignore)
-    keeps_best = Job(pretrained, task, dataclasses.replace(config, keep_epoch="best"))
-    best = train_seed(keeps_best, rows, Machine(), seed=1, progress=ignore)
-    config = dataclasses.replace(config, score_epochs="last")
-    once = train_seed(Job(pretrained, task, config), rows, Machine(), seed=1, progress=ignore)
+    usual = {"seed": 1, "epochs": 3, "learning_rate": 1e-3}
+    last, best, once = (
+        train(pretrained, task, rows, **usual, **changes)
+        for changes in ({}, {"keep_epoch": "best"}, {"score_epochs": "last"})
+    )
+    both = {"keep_epoch": "best", "score_epochs": "last"}
+    refuse("keep_epoch best", dataclasses.replace, CONFIG, **both)
     assert once.record["epochs"] == last.record["epochs"][-1:]
     assert once.record["scores"] == last.record["scores"]
-    refuse("keep_epoch best", lambda: dataclasses.replace(config, keep_epoch="best"))
     assert last.record["epochs"] == best.record["epochs"]
     curve = [epoch["scores"]["accuracy"] for epoch in last.record["epochs"]]
     assert last.record["kept_epoch"] == 3
@@ -221,19 +205,17 @@ def test_the_epoch_that_counts_is_the_last_unless_best_is_asked_for(pretrained, 
     assert best.record["kept_epoch"] == curve.index(max(curve)) + 1
     assert best.record["scores"]["accuracy"] == max(curve)
     keep_tokens(best.model, rows.token_ids)
-    assert torch.equal(
-        run_network(best.model, rows.splits["dev"], CPU)["logits"], best.outputs["dev"]["logits"]
-    )
+    again = run_network(best.model, rows.splits["dev"], CPU)["logits"]
+    assert torch.equal(again, best.outputs["dev"]["logits"])
 
 
 # --- a folder ---
 
 
-def test_the_folder_holds_scores_predictions_and_a_model_that_gives_them(start, data, tmp_path):
-    seen = []
-    config = dataclasses.replace(CONFIG, epochs=1)
-    out = tmp_path / "out"
-    results = finetune(start, "own", data, out, config, seeds=2, progress=seen.append)
+def test_the_folder_holds_scores_predictions_and_what_gave_them(start, tune, tmp_path):
+    """That its model gives the predictions, see test_finetuned.py."""
+    seen, out = [], tmp_path / "out"
+    results = tune(seeds=2, progress=seen.append)
     assert json.loads((out / "results.json").read_text()) == results
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     values = [results["seeds"][seed]["scores"]["accuracy"] for seed in "01"]
@@ -248,52 +230,29 @@ def test_the_folder_holds_scores_predictions_and_a_model_that_gives_them(start, 
     assert (results["start"], results["source"]) == (str(start), str(start))
     (manifest,) = json.loads((out / "manifest.json").read_text())["sessions"]
     assert (results["commit"], results["device"]) == (str(manifest["commit"]), manifest["device"])
-    assert manifest["dtype"] == "torch.float32"
-    assert manifest["notes"] == []
-    saved = json.loads((out / "config.json").read_text())
-    assert from_dict(FinetuneConfig, saved["config"]) == dataclasses.replace(
-        config, sequence_length=32
-    )
-
-    seed = out / "seed-1"
-    facts = json.loads((seed / "model/config.json").read_text())
-    task = read_task("own", data, config)
-    sizes = from_dict(EncoderConfig, facts["encoder"])
-    head = task.family.build_head(sizes, dataclasses.replace(config, pooling=facts["pooling"]))
-    model = TaskNetwork(Encoder(sizes), head, task.family)
-    model.load_state_dict(load_file(seed / "model/model.safetensors"))
-    rows = task.encode(Tokenizer.load(seed / "model/tokenizer"), facts["sequence_length"])
-    probs = run_network(model, rows["dev"], CPU)["logits"].softmax(dim=1)
-    lines = (seed / "predictions.tsv").read_text().splitlines()
-    assert lines[0] == "index\tlabel\tprediction\tprob_other\tprob_woman"
-    assert len((seed / "test_predictions.tsv").read_text().splitlines()) == 21
-    for number, line in enumerate(lines[1:]):
-        index, label, guess, *written = line.split("\t")
-        assert int(index) == number
-        assert label == task.family.labels[task.examples["dev"][number].label]
-        assert guess == task.family.labels[int(probs[number].argmax())]
-        assert [float(each) for each in written] == pytest.approx(probs[number].tolist(), abs=1e-5)
+    assert (manifest["dtype"], manifest["notes"]) == ("torch.float32", [])
+    saved = from_dict(FinetuneConfig, json.loads((out / "config.json").read_text())["config"])
+    assert saved == dataclasses.replace(CONFIG, epochs=1, sequence_length=32)
+    assert len((out / "seed-1" / "test_predictions.tsv").read_text().splitlines()) == 21
 
 
 @pytest.mark.parametrize("name", ["config.json", "seed-0/results.json"])
-def test_a_damaged_fine_tuning_is_named(start, data, tmp_path, name):
-    arguments = (start, "own", data, tmp_path / "a", dataclasses.replace(CONFIG, epochs=1))
+def test_a_damaged_fine_tuning_is_named(tune, tmp_path, name):
     with pytest.raises(PowerCut):
-        finetune(*arguments, seeds=2, progress=cut_at(part="seed"))
+        tune("a", seeds=2, progress=cut_at(part="seed"))
     for content in (b"\xff", b"{", b"[]", b"{}"):
         (tmp_path / "a.incomplete" / name).write_bytes(content)
         with pytest.raises(UserError, match=f"a.incomplete(/{name}| was begun with another)"):
-            finetune(*arguments, seeds=2, progress=ignore)
+            tune("a", seeds=2)
 
 
-def test_a_refusal_leaves_nothing(start, data, tmp_path):
+def test_a_refusal_leaves_nothing(start, tune, tmp_path):
     """Weights are read when the folder has been begun; or another process was faster."""
     model = shutil.copytree(start, tmp_path / "model")
     weights = load_file(model / "model.safetensors")
     weights["electra.embeddings.LayerNorm.weight"][0] = math.nan
     save_file(weights, model / "model.safetensors")
-    with pytest.raises(UserError, match=r"LayerNorm.weight holds 1 values that are NaN"):
-        finetune(model, "own", data, tmp_path / "a", CONFIG, seeds=1, progress=ignore)
+    refuse("LayerNorm.weight holds 1 values that are NaN", tune, start=model)
     shutil.rmtree(model)
     (tmp_path / "a").mkdir()
     with (
@@ -304,31 +263,25 @@ def test_a_refusal_leaves_nothing(start, data, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_finished_seeds_are_not_repeated(start, data, tmp_path):
-    config = dataclasses.replace(CONFIG, epochs=1)
-    arguments = (start, "own", data)
+def test_finished_seeds_are_not_repeated(start, tune, tmp_path):
     with pytest.raises(PowerCut):
-        finetune(*arguments, tmp_path / "a", config, seeds=2, progress=cut_at(part="dev", seed=1))
+        tune("a", seeds=2, progress=cut_at(part="dev", seed=1))
     assert not (tmp_path / "a").exists()
-
-    other = dataclasses.replace(config, learning_rate=1e-4)
-    with pytest.raises(UserError, match=r"a.incomplete was begun with another config; remove it"):
-        finetune(*arguments, tmp_path / "a", other, seeds=2, progress=ignore)
-    with pytest.raises(UserError, match="was begun with another from_scratch;"):
-        finetune(*arguments, tmp_path / "a", config, seeds=2, from_scratch=True, progress=ignore)
+    begun = "a.incomplete was begun with another"
+    refuse(f"{begun} config; remove it", tune, "a", seeds=2, learning_rate=1e-4)
+    refuse(f"{begun} from_scratch;", tune, "a", seeds=2, from_scratch=True)
     refuse("a.incomplete is in the way; finish", lambda: Tokenizer.load(start).save(tmp_path / "a"))
     assert (tmp_path / "a.incomplete/seed-0/results.json").is_file()
 
     seen = []
-    continued = finetune(*arguments, tmp_path / "a", config, seeds=2, progress=seen.append)
+    continued = tune("a", seeds=2, progress=seen.append)
     assert [record["seed"] for record in seen if record["part"] == "dev"] == [1]
-    whole = finetune(*arguments, tmp_path / "b", config, seeds=2, progress=ignore)
+    whole = tune("b", seeds=2)
     for seed in "01":
         for key in ("scores", "epochs", "other_scores"):
             assert continued["seeds"][seed][key] == whole["seeds"][seed][key]
-        one, two = (
-            (tmp_path / run / f"seed-{seed}/model/model.safetensors").read_bytes() for run in "ab"
-        )
+        weights = f"seed-{seed}/model/model.safetensors"
+        one, two = ((tmp_path / run / weights).read_bytes() for run in "ab")
         assert one == two
 
 
@@ -336,36 +289,29 @@ def test_finished_seeds_are_not_repeated(start, data, tmp_path):
     ("learning_rate", "note"),
     [(3.0, "every dev prediction is 'other'"), (1e30, "the loss is no longer finite")],
 )
-def test_a_collapsed_run_is_flagged_and_counted(start, data, tmp_path, learning_rate, note):
-    config = dataclasses.replace(CONFIG, epochs=1, learning_rate=learning_rate)
-    out = tmp_path / "out"
-    results = finetune(start, "own", data, out, config, seeds=1, progress=ignore)
+def test_a_collapsed_run_is_flagged_and_counted(tune, tmp_path, learning_rate, note):
+    results = tune(learning_rate=learning_rate)
     assert results["seeds"]["0"]["degenerate"]
-    assert results["num_degenerate"] == 1
+    assert (results["num_degenerate"], results["std"]) == (1, None)
     assert results["notes"][0].startswith("seed 0 collapsed: ")
     assert note in results["notes"][0]
-    assert results["std"] is None
-    assert "NaN" not in (out / "results.json").read_text()
+    assert "NaN" not in (tmp_path / "out" / "results.json").read_text()
 
 
-def test_a_collapsed_run_is_repeated_as_another_seed_and_all_of_it_is_told(start, data, tmp_path):
+def test_a_collapsed_run_is_repeated_as_another_seed_and_all_of_it_is_told(tune):
     """At a hundred times the rate every attempt fails; the stated number of them is made."""
-    config = dataclasses.replace(CONFIG, epochs=1, learning_rate=0.2, reseeds=2)
     seen = []
-    out = tmp_path / "out"
-    results = finetune(start, "own", data, out, config, seeds=1, progress=seen.append)
+    results = tune(learning_rate=0.2, reseeds=2, progress=seen.append)
     assert [each["seed"] for each in seen if each["part"] == "dev"] == [0, 0, 0]
     assert [each["seed"] for each in seen if each["part"] == "seed"] == [0, 1000, 2000]
     assert list(results["seeds"]) == ["0"]
-    assert [each["replaces"] for each in results["replacements"].values()] == [0, 0]
-    assert list(results["replacements"]) == ["1000", "2000"]
+    replacements = results["replacements"].items()
+    assert [(seed, each["replaces"]) for seed, each in replacements] == [("1000", 0), ("2000", 0)]
     assert [note.partition(":")[0] for note in results["notes"][:-1]] == [
         "seed 0 collapsed",
-        "seed 1000, in place of seed 0, collapsed",
-        "seed 2000, in place of seed 0, collapsed",
+        *(f"seed {seed}, in place of seed 0, collapsed" for seed in (1000, 2000)),
     ]
-    alone = dataclasses.replace(CONFIG, epochs=1, learning_rate=0.2)
-    first = finetune(start, "own", data, tmp_path / "alone", alone, seeds=1, progress=ignore)
+    first = tune("alone", learning_rate=0.2)
     assert first["seeds"]["0"]["epochs"] == results["seeds"]["0"]["epochs"]
     assert (first["replacements"], first["with_replacements"]) == ({}, None)
 
@@ -378,56 +324,51 @@ def write_seed(folder, seed, score, **changes):
 
 
 def test_the_headline_is_the_median_of_the_seeds_as_drawn(tmp_path):
-    write_seed(tmp_path, 0, 0.5, degenerate=True, notes=["collapsed"])
-    write_seed(tmp_path, 1, 0.5, degenerate=True, notes=["collapsed"])
+    collapsed = {"degenerate": True, "notes": ["collapsed"]}
+    for seed in (0, 1):
+        write_seed(tmp_path, seed, 0.5, **collapsed)
     write_seed(tmp_path, 2, 0.75)
-    write_seed(tmp_path, 1000, 0.5, degenerate=True, notes=["collapsed"], replaces=0)
+    write_seed(tmp_path, 1000, 0.5, replaces=0, **collapsed)
     write_seed(tmp_path, 2000, 0.875, replaces=0)
     write_seed(tmp_path, 1001, 1.0, replaces=1)
     results = summarise(tmp_path, Task("toy", SpanExtraction(metrics=("accuracy",)), {}))
     assert (results["median"], results["num_degenerate"]) == (0.5, 2)
     assert list(results["seeds"]) == ["0", "1", "2"]
     assert list(results["replacements"]) == ["1000", "1001", "2000"]
-    assert results["with_replacements"] == {
-        "median": 0.875,
-        "mean": 0.875,
-        "std": 0.125,
-        "seeds": {"0": 2000, "1": 1001, "2": 2},
-    }
+    seeds = {"0": 2000, "1": 1001, "2": 2}
+    expected = {"median": 0.875, "mean": 0.875, "std": 0.125, "seeds": seeds}
+    assert results["with_replacements"] == expected
     assert results["notes"][-1] == (
         "the median is that of the seeds as drawn; with seed 2000 in place of 0, seed 1001 in "
         "place of 1 it is 0.875"
     )
 
 
-def test_what_does_not_fit_is_refused_and_nothing_written(start, data, tmp_path):
-    out = tmp_path / "out"
-
-    def begin(start=start, data=data, seeds=1, **changes):
-        config = dataclasses.replace(CONFIG, **changes)
-        finetune(start, "own", data, out, config, seeds=seeds, progress=ignore)
-
+def test_what_does_not_fit_is_refused_and_nothing_written(start, data, tune, tmp_path):
     for words, changes in [
         ("seeds must lie in 1 to 1000, not 0", {"seeds": 0}),
         ("seeds must lie in 1 to 1000, not 1001", {"seeds": 1001}),
         ("sequence_length 64 is more than the 32 tokens", {"sequence_length": 64}),
         ("is neither a run of `electra pretrain` nor a Hugging Face folder", {"start": data}),
         ("has no train file", {"data": start}),
+        ("train_examples 5000 is more than the", {"train_examples": 5000}),
         *([] if torch.cuda.is_available() else [("sees no CUDA device", {"device": "cuda"})]),
     ]:
-        refuse(words, lambda changes=changes: begin(**changes))
+        refuse(words, tune, **changes)
         assert list(tmp_path.iterdir()) == []
-    out.mkdir()
-    refuse("out exists already", begin)
+    (tmp_path / "out").mkdir()
+    refuse("out exists already", tune)
 
 
 def test_what_is_unset_comes_from_the_encoder_and_the_task(pretrained, task):
-    config = fit_to_start(FinetuneConfig(), pretrained, task, False)
-    assert (config.sequence_length, config.epochs) == (32, 3)
     longer = dataclasses.replace(pretrained, sequence_length=512)
-    assert fit_to_start(FinetuneConfig(), longer, task, False).sequence_length == 128
-    chosen = fit_to_start(FinetuneConfig(sequence_length=16, epochs=5), pretrained, task, False)
-    assert (chosen.sequence_length, chosen.epochs) == (16, 5)
+    for encoder, given, expected in (
+        (pretrained, {}, (32, 3)),
+        (longer, {}, (128, 3)),
+        (pretrained, {"sequence_length": 16, "epochs": 5}, (16, 5)),
+    ):
+        config = fit_to_start(FinetuneConfig(**given), encoder, task, False)
+        assert (config.sequence_length, config.epochs) == expected
 
 
 def test_a_causal_encoder_is_not_read_at_its_blind_end(pretrained, task):
@@ -439,44 +380,34 @@ def test_a_causal_encoder_is_not_read_at_its_blind_end(pretrained, task):
 
 
 @pytest.mark.parametrize("settings", [{"pooling": "mean"}, {"pooling": "cls", "bilstm": True}])
-def test_a_causal_encoder_learns(start, data, tmp_path, settings):
+def test_a_causal_encoder_learns(start, tune, tmp_path, settings):
     """By the mean of its states; by its blind [CLS] with a BiLSTM on top."""
     causal = shutil.copytree(start, tmp_path / "causal")
     values = json.loads((causal / "config.json").read_text())
     write_json(causal / "config.json", values | {"is_decoder": True})
-    config = dataclasses.replace(CONFIG, epochs=4, score_epochs="last", **settings)
-    finetune(causal, "own", data, tmp_path / "out", config, seeds=1, progress=ignore)
-    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    results = tune(start=causal, epochs=4, score_epochs="last", **settings)
     assert results["median"] > results["majority"]["accuracy"] + 0.1
     assert read_finetuned(tmp_path / "out").encoder.causal
 
 
-def test_part_of_train_and_one_process_at_a_time(start, data, tmp_path):
-    config = dataclasses.replace(CONFIG, train_examples=40, epochs=1)
-    arguments = (start, "own", data, tmp_path / "part", config)
-
+def test_part_of_train_and_one_process_at_a_time(tune, tmp_path):
     def try_another(record):
         if record["part"] == "task":
-            says = f"{tmp_path}/part.incomplete is in use by process {os.getpid()} on "
-            refuse(says, lambda: finetune(*arguments, seeds=1, progress=ignore))
+            says = f"{tmp_path}/out.incomplete is in use by process {os.getpid()} on "
+            refuse(says, tune, train_examples=40)
 
-    results = finetune(*arguments, seeds=2, progress=try_another)
+    results = tune(seeds=2, train_examples=40, progress=try_another)
     assert not list(tmp_path.rglob("lock"))
     assert results["num_items"]["train"] == 40
     assert results["seeds"]["0"]["steps"] == 3
-    alone = tmp_path / "alone"
-    alone.mkdir()
-    (alone / "all.tsv").write_bytes((data / "train.tsv").read_bytes())
-    config = dataclasses.replace(config, dev_fraction=0.25)
-    of_one = (start, "own", alone / "all.tsv", tmp_path / "split", config)
-    results = finetune(*of_one, seeds=1, progress=ignore)
-    (manifest,) = json.loads((tmp_path / "split/manifest.json").read_text())["sessions"]
+
+
+def test_a_share_of_train_is_dev_and_noted(data, tune, tmp_path):
+    (tmp_path / "alone").mkdir()
+    alone = shutil.copy(data / "train.tsv", tmp_path / "alone" / "all.tsv")
+    results = tune(data=alone, train_examples=40, dev_fraction=0.25)
+    (manifest,) = json.loads((tmp_path / "out/manifest.json").read_text())["sessions"]
     assert sum(results["num_examples"].values()) == 400
     assert results["notes"][0] == manifest["notes"][0]
     assert results["notes"][0].startswith("dev is 1")
     assert results["config"]["dev_fraction"] == 0.25
-    more = dataclasses.replace(CONFIG, train_examples=5000)
-    refuse(
-        "train_examples 5000 is more than the",
-        lambda: finetune(start, "own", data, tmp_path / "more", more, seeds=1, progress=ignore),
-    )

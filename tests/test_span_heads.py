@@ -35,44 +35,37 @@ def random_head(seed: int = 0) -> BeamSpanHead:
 class NaiveHead:
     """The released code's way with the same weights: every pair of states side by side."""
 
-    def __init__(self, head: BeamSpanHead):
+    def __init__(self, head: BeamSpanHead, states, allowed):
         self.weights = dict(head.named_parameters())
+        self.states, self.allowed = states, allowed
 
     def dense(self, name: str, x: torch.Tensor) -> torch.Tensor:
         return x @ self.weights[f"{name}.weight"].T + self.weights[f"{name}.bias"]
 
-    def two_layers(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        return self.dense(name, F.gelu(self.dense(f"{name}_inner", x)))[..., 0]
+    def two_layers(self, name: str, *parts: torch.Tensor) -> torch.Tensor:
+        inner = F.gelu(self.dense(f"{name}_inner", torch.cat(parts, dim=-1)))
+        return self.dense(name, inner)[..., 0]
 
-    def start_log_probs(self, states, allowed):
-        return torch.where(allowed, self.dense("start", states)[..., 0], -1e30).log_softmax(-1)
+    def start_log_probs(self):
+        logits = self.dense("start", self.states)[..., 0]
+        return torch.where(self.allowed, logits, -1e30).log_softmax(-1)
 
-    def end_log_probs(self, states, allowed, starts):
+    def end_log_probs(self, starts):
         """(B, K, L) given starts (B, K), from pairs (B, K, L, 2H)."""
-        rows, beam, length = len(states), starts.shape[1], states.shape[1]
-        chosen = states.gather(1, starts[:, :, None].expand(-1, -1, HIDDEN))
-        pairs = torch.cat(
-            [
-                chosen[:, :, None].expand(rows, beam, length, HIDDEN),
-                states[:, None].expand(rows, beam, length, HIDDEN),
-            ],
-            dim=-1,
-        )
-        logits = self.two_layers("end", pairs)
-        return torch.where(allowed[:, None], logits, -1e30).log_softmax(-1)
+        chosen = self.states.gather(1, starts[:, :, None].expand(-1, -1, HIDDEN))
+        pairs = torch.broadcast_tensors(chosen[:, :, None], self.states[:, None])
+        logits = self.two_layers("end", *pairs)
+        return torch.where(self.allowed[:, None], logits, -1e30).log_softmax(-1)
 
-    def unanswerable(self, states, allowed):
-        share = self.start_log_probs(states, allowed).exp()
-        expected = torch.einsum("bl,blh->bh", share, states)
-        return self.two_layers("unanswerable", torch.cat([expected, states[:, 0]], dim=-1))
+    def unanswerable(self):
+        expected = torch.einsum("bl,blh->bh", self.start_log_probs().exp(), self.states)
+        return self.two_layers("unanswerable", expected, self.states[:, 0])
 
-    def loss(self, states, allowed, targets):
-        rows = torch.arange(len(states))
-        start = self.start_log_probs(states, allowed)[rows, targets["start"]]
-        ends = self.end_log_probs(states, allowed, targets["start"][:, None])[:, 0]
-        end = ends[rows, targets["end"]]
-        sign = 1 - 2.0 * targets["unanswerable"]
-        judged = F.softplus(sign * self.unanswerable(states, allowed))
+    def loss(self, targets):
+        rows = torch.arange(len(self.states))
+        start = self.start_log_probs()[rows, targets["start"]]
+        end = self.end_log_probs(targets["start"][:, None])[rows, 0, targets["end"]]
+        judged = F.softplus((1 - 2.0 * targets["unanswerable"]) * self.unanswerable())
         return (-(start + end) / 2 + judged / 2).mean()
 
 
@@ -84,11 +77,10 @@ def test_answers_stand_in_the_text_or_at_cls():
 def test_beam_head_trains_as_the_one_that_writes_every_pair_out():
     head, (states, types, targets) = random_head(), random_batch()
     loss = span_loss(head(states, types, targets["start"]), targets)
-    expected = NaiveHead(head).loss(states, answer_positions(types), targets)
+    expected = NaiveHead(head, states, answer_positions(types)).loss(targets)
     torch.testing.assert_close(loss, expected, atol=1e-5, rtol=1e-5)
     inputs = {"states": states, **dict(head.named_parameters())}
-    ours = torch.autograd.grad(loss, list(inputs.values()))
-    theirs = torch.autograd.grad(expected, list(inputs.values()))
+    ours, theirs = (torch.autograd.grad(each, list(inputs.values())) for each in (loss, expected))
     for name, gradient, by_naive in zip(inputs, ours, theirs, strict=True):
         torch.testing.assert_close(gradient, by_naive, atol=1e-5, rtol=1e-5)
         is_shift = name in ("start.bias", "end.bias")  # of all logits alike: no gradient
@@ -98,21 +90,19 @@ def test_beam_head_trains_as_the_one_that_writes_every_pair_out():
 @torch.no_grad()
 def test_beam_head_finds_the_pairs_of_the_one_that_writes_every_pair_out():
     head, (states, types, _) = random_head(), random_batch()
-    outputs = head(states, types)
-    naive, allowed = NaiveHead(head), answer_positions(types)
-    torch.testing.assert_close(outputs["unanswerable"], naive.unanswerable(states, allowed))
-    starts = naive.start_log_probs(states, allowed)
-    ends = naive.end_log_probs(states, allowed, outputs["starts"])
+    outputs, allowed = head(states, types), answer_positions(types)
+    naive = NaiveHead(head, states, allowed)
+    torch.testing.assert_close(outputs["unanswerable"], naive.unanswerable())
+    starts, ends = naive.start_log_probs(), naive.end_log_probs(outputs["starts"])
     for row, num_allowed in enumerate(allowed.sum(dim=1).tolist()):
         beam = min(num_allowed, BEAM_SIZE)
         scores, places = starts[row].topk(beam)
         assert outputs["starts"][row, :beam].tolist() == places.tolist()
         torch.testing.assert_close(outputs["start_scores"][row, :beam], scores)
         assert (outputs["start_scores"][row, beam:] == -torch.inf).all()
-        for rank in range(beam):
-            scores, places = ends[row, rank].topk(beam)
-            assert outputs["ends"][row, rank, :beam].tolist() == places.tolist()
-            torch.testing.assert_close(outputs["end_scores"][row, rank, :beam], scores)
+        scores, places = ends[row, :beam].topk(beam)
+        assert outputs["ends"][row, :beam, :beam].tolist() == places.tolist()
+        torch.testing.assert_close(outputs["end_scores"][row, :beam, :beam], scores)
 
 
 @torch.no_grad()
