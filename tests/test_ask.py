@@ -30,10 +30,8 @@ def test_words_have_the_probabilities_of_their_pieces(run, exported):
                 probs = theirs(torch.tensor([ids])).logits[0].sigmoid()[1:-1]
             expected = []
             for token_id, prob in zip(ids[1:-1], probs.tolist(), strict=True):
-                if tokenizer.starts_word[token_id]:
-                    expected.append(prob)
-                else:
-                    expected[-1] = max(expected[-1], prob)
+                before = [] if tokenizer.starts_word[token_id] else [expected.pop()]
+                expected.append(max(prob, *before, 0))
             assert [word.prob_replaced for word in words] == pytest.approx(expected, abs=1e-5)
             assert [text[word.start : word.end] for word in words] == [word.text for word in words]
     assert [word.text for word in words][-4:] == ["unhesitatingly", "red", "mat", "."]

@@ -13,7 +13,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from runs import SMALL, words_of, write_as_published
+from runs import SMALL, ignore, words_of, write_as_published
 
 import electra
 from electra.checkpoints.folder import read_pretrained
@@ -26,18 +26,11 @@ from electra.tasks.glue import DIAGNOSTIC, GLUE
 from tools.readme import GUIDES, PAGE, PICTURE, update_readme
 
 ROOT = Path(electra.__file__).parent.parent
-PAGES = [
-    ROOT / name
-    for name in (
-        *("README.md", "CONTRIBUTING.md", "results/README.md", "docs/OBJECTIVES.md"),
-        *("docs/ARTEFACTS.md", "docs/DEVIATIONS.md", "docs/PERFORMANCE.md", "docs/ARCHITECTURE.md"),
-        *("docs/RELIABILITY.md", "docs/DOMAIN.md", "docs/LIBRARY.md", "docs/REPRODUCE.md"),
-        *("docs/CORPUS.md", "docs/TOKENIZERS.md", "docs/CONCEPTS.md", "docs/SERVING.md"),
-        *("docs/TROUBLE.md", "docs/KOREAN.md", "docs/ARCHITECTURES.md", "docs/TASK.md"),
-        *("docs/GPUS.md", "docs/MIGRATING.md", "docs/EXTENDING.md", "docs/CLIENTS.md"),
-        "docs/DEBERTA.md",
-    )
-]
+DOCS = """OBJECTIVES ARTEFACTS DEVIATIONS PERFORMANCE ARCHITECTURE RELIABILITY DOMAIN LIBRARY
+REPRODUCE CORPUS TOKENIZERS CONCEPTS SERVING TROUBLE KOREAN ARCHITECTURES TASK GPUS MIGRATING
+EXTENDING CLIENTS DEBERTA"""
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "results/README.md")]
+PAGES += [ROOT / "docs" / f"{name}.md" for name in DOCS.split()]
 """In the order in which their commands are run."""
 TOY = {
     "tokenizer": ["vocab_size=120", "min_frequency=1"],
@@ -112,43 +105,35 @@ def place(toy_text, toy_shards, tmp_path):
     lines = [line for line in toy_text.read_text().splitlines() if line]
     for name in ("corpus", "results", "reviews"):
         (folder / name).mkdir()
-    (folder / "corpus" / "toy.txt.xz").write_bytes(lzma.compress(toy_text.read_bytes()))
+    # Of the Korean reviews the words do not matter here.
+    for name in ("toy", "nsmc-reviews"):
+        (folder / "corpus" / f"{name}.txt.xz").write_bytes(lzma.compress(toy_text.read_bytes()))
     pair = {"sentence_good": "the queen sold a boat .", "sentence_bad": "the a .", "UID": "order"}
     (folder / "blimp.jsonl").write_text(json.dumps(pair))
     for name in ("texts.txt", "sentences.txt"):
         (folder / name).write_text("\n".join(lines[:5]))
     write_glue(folder / "glue", lines)
-    # Of the Korean reviews the words do not matter here.
-    (folder / "corpus" / "nsmc-reviews.txt.xz").write_bytes(
-        lzma.compress("\n".join(lines).encode())
-    )
+    labelled = [(line, str(len(line) % 2)) for line in lines[:20]]
+    pairs = [(text, lines[number], label) for number, (text, label) in enumerate(labelled)]
+    words = [
+        [(word, "B-PER" if word == "queen" else "O") for word in x.split()] for x in lines[:20]
+    ]
     for split in ("train", "dev"):
-        rows = [(line, str(len(line) % 2)) for line in lines[:20]]
         for task in ("nsmc", "tickets"):
-            write_table(folder / task / f"{split}.tsv", [("text", "label"), *rows])
-        pairs = [(text, lines[number], label) for number, (text, label) in enumerate(rows)]
+            write_table(folder / task / f"{split}.tsv", [("text", "label"), *labelled])
         header = ("text_a", "text_b", "label")
         write_table(folder / "duplicates" / f"{split}.tsv", [header, *pairs])
-        tag = {"queen": "B-PER"}
-        words = [[(word, tag.get(word, "O")) for word in line.split()] for line in lines[:20]]
-        write_table(
-            folder / "names" / f"{split}.txt", [row for each in words for row in (*each, "")]
-        )
+        tagged = [row for each in words for row in (*each, "")]
+        write_table(folder / "names" / f"{split}.txt", tagged)
     shutil.copytree(ROOT / "tests" / "tf_checkpoint", folder / "electra_small")
     (folder / "electra_small" / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     config = override(PRESETS["deberta-v3-small"], [*TOY["pretrain"], "optimizer.warmup_steps=0"])
-    pretrain(toy_shards, folder / "hub", config, lambda record: None)
+    pretrain(toy_shards, folder / "hub", config, ignore)
     write_as_published(read_pretrained(folder / "hub"), folder / "deberta-v3-small")
     (description,) = read_blocks(ROOT / "docs" / "ARTEFACTS.md", "toml")
     (folder / "reviews.toml").write_text(description)
     own = tomllib.loads(description)
-    table = "".join(
-        ",".join(row) + "\n"
-        for row in [
-            (own["text"], own["label"]),
-            *((line, str(len(line) % 2)) for line in lines[:20]),
-        ]
-    )
+    table = "".join(f"{text},{label}\n" for text, label in [(own["text"], own["label"]), *labelled])
     (folder / "reviews" / own["train"]).write_bytes(lzma.compress(table.encode()))
     (folder / "reviews" / "dev.csv").write_text(table)
     return folder
@@ -175,15 +160,12 @@ def run_benchmark(words, monkeypatch):
         return module.main()
     parse = argparse.ArgumentParser.parse_args
 
-    class Parsed(Exception):
-        pass
-
     def parse_only(parser, args=None, namespace=None):
         parse(parser, args, namespace)
-        raise Parsed
+        raise EOFError
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
-    with pytest.raises(Parsed):
+    with pytest.raises(EOFError):
         module.main()
 
 
@@ -221,23 +203,17 @@ def test_every_page_is_tested():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_between_backquotes_parse(page):
-    """Those with options; a verb alone is a name."""
-    for code in read_inline(page):
-        if code.startswith("electra ") and " --" in code:
-            app.parse_args(code.split()[1:], exit_on_error=False, print_error=False)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_of_scripts_parse(page):
-    """Those of recipes need machines that a test has not; of torchrun, what it starts is parsed."""
+def test_commands_between_backquotes_and_in_scripts_parse(page):
+    """Between backquotes those with options; of torchrun, what it starts."""
+    lines = [code for code in read_inline(page) if code.startswith("electra ") and " --" in code]
     for block in (*read_blocks(page, "sh"), "\n".join(read_commands(page))):
-        for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            if "torchrun" in words:
-                words = words[words.index("-m") + 1 :]
-            if words[:1] == ["electra"]:
-                app.parse_args(words[1:], exit_on_error=False, print_error=False)
+        lines += block.replace("\\\n", " ").splitlines()
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        if "torchrun" in words:
+            words = words[words.index("-m") + 1 :]
+        if words[:1] == ["electra"]:
+            app.parse_args(words[1:], exit_on_error=False, print_error=False)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -256,21 +232,19 @@ def test_settings_exist(page):
 
 
 def test_results_are_what_the_command_writes(tmp_path):
-    for folder in ("docs", "results"):
-        (tmp_path / folder).mkdir()
-    for name in (Path("README.md"), PAGE, *GUIDES.values()):
+    read = [Path("README.md"), PAGE, *GUIDES.values()]
+    for name in read:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     update_readme(tmp_path / "README.md", ROOT / "results")
-    for name in (Path("README.md"), PAGE, PICTURE, *GUIDES.values()):
+    for name in (*read, PICTURE):
         assert (tmp_path / name).read_text() == (ROOT / name).read_text(), name
 
 
 def test_mini_has_the_settings_of_its_run_in_results():
     saved = json.loads((ROOT / "results/wikipedia-novels-4x256/config.json").read_text())
-    shown, preset = (
-        dict(flatten(to_dict(config)))
-        for config in (from_dict(PretrainConfig, saved), PRESETS["mini"])
-    )
+    configs = (from_dict(PretrainConfig, saved), PRESETS["mini"])
+    shown, preset = (dict(flatten(to_dict(config))) for config in configs)
     different = {name for name in preset if shown[name] != preset[name]}
     # The weight decay has changed since, because of what that run's states were like.
     assert different == {"model.vocab_size", "train.keep_every", "optimizer.weight_decay"}

@@ -13,29 +13,25 @@ from electra.quickstart.questions import (
     cut_passages,
     join_documents,
     punctuation_question,
-    write_passages,
 )
 from electra.quickstart.run import describe_gain, describe_learnt
 from electra.reports.runs import Finetuning
 from electra.reports.tokens import TokenView
 from electra.shards.prepare import prepare
 from electra.shards.store import open_shards
-from electra.tasks.tagging import read_tagging_task
 from electra.tokenizing.tokenizer import Tokenizer
 
 
 def test_marks_become_tags_of_the_words_before_them():
-    tokens = [", the", "un", "##know", "##n", ".", ",", "[UNK]", "(", "chef", ")", "!"]
-    tokens[0] = ","
-    padded = tokens + ["word"] * (WINDOW_WORDS - 4)
-    (passage,) = cut_passages(padded)
+    tokens = [
+        *[",", "un", "##know", "##n", ".", ",", "[UNK]", "(", "chef", ")", "!"],
+        *["word"] * (WINDOW_WORDS - 4),
+    ]
+    (passage,) = cut_passages(tokens)  # the rest of a document is none
     assert passage.words[:5] == ["unknown", "(", "chef", ")", "word"]
     assert passage.marks[:5] == [".", "", "", "!", ""]
     assert len(passage.words) == len(passage.marks) == WINDOW_WORDS
-
-
-def test_the_rest_of_a_document_is_no_passage():
-    assert list(cut_passages(["word"] * (WINDOW_WORDS - 1))) == []
+    assert list(cut_passages(["word"] * (WINDOW_WORDS - 1))) == [], "the rest of a document"
     assert len(list(cut_passages(["word"] * (2 * WINDOW_WORDS + 5)))) == 2
 
 
@@ -69,10 +65,7 @@ def shards(tmp_path_factory):
 def test_train_and_test_are_of_different_documents(shards):
     question = punctuation_question(shards, 60, 80, seed=0)
     assert (len(question.train), len(question.test)) == (60, 80)
-    train, test = (
-        {word for passage in part for word in passage.words}
-        for part in (question.train, question.test)
-    )
+    train, test = ({w for each in part for w in each.words} for part in question[:2])
     assert not train & test
     assert {mark for passage in question.train for mark in passage.marks} == {"", ".", ","}
 
@@ -85,19 +78,6 @@ def test_little_text_is_shared_in_proportion_or_not_asked(shards):
     few = SimpleNamespace(tokens=few.tokens[:end], documents=few.documents[: MIN_PASSAGES // 4])
     shards = type(shards)(**{**vars(shards), "heldout": (few,)})
     assert punctuation_question(shards, 60, 80, seed=0) is None
-
-
-def test_the_files_are_a_tagging_task(shards, tmp_path):
-    question = punctuation_question(shards, 60, 80, seed=1)
-    write_passages(question.train, tmp_path / "train.txt")
-    write_passages(question.test, tmp_path / "dev.txt")
-    task = read_tagging_task(tmp_path)
-    assert [example.words for example in task.examples["train"]] == [
-        passage.words for passage in question.train
-    ]
-    assert task.examples["dev"][0].tags == [
-        f"B-{mark}" if mark else "O" for mark in question.test[0].marks
-    ]
 
 
 def make_finetuning(median, std):

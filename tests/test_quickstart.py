@@ -15,16 +15,9 @@ from runs import words_of
 
 from electra.quickstart import harvest as harvest_module
 
-SMALL = [
-    "tokenizer.vocab_size=200",
-    "prepare.workers=1",
-    *words_of(runs.SMALL | {"train.steps": 4}, "pretrain."),
-    "finetune.epochs=1",
-    "finetune.threads=1",
-    "finetune.reseeds=0",
-    "seeds=1",
-    "learning_rates=0.001",
-]
+SMALL = ["tokenizer.vocab_size=200", "prepare.workers=1", "finetune.epochs=1", "finetune.threads=1"]
+SMALL += ["finetune.reseeds=0", "seeds=1", "learning_rates=0.001"]
+SMALL += words_of(runs.SMALL | {"train.steps": 4}, "pretrain.")
 WORDS = {
     "english": "the old sailor painted a boat yesterday before his breakfast at the harbour",
     "french": "le vieux marin a repeint hier son bateau avant le petit déjeuner au port",
@@ -60,7 +53,8 @@ def test_files_that_hold_too_little_are_left_out_of_the_question(capsys, texts, 
     assert steps[0] == "question: which of 3 files does a text come from?"
     assert any(step.startswith("no fine-tuning on punctuation") for step in steps)
     rows = (out / "package/train.jsonl").read_text().splitlines()
-    assert {json.loads(row)["label"] for row in rows} == {"english.txt", "french.txt", "german.txt"}
+    labels = {json.loads(row)["label"] for row in rows}
+    assert labels == {"english.txt", "french.txt", "german.txt"}
     for name in ("report.html", "exported/config.json", "package-scratch/results.json"):
         assert (out / name).is_file()
 
@@ -115,21 +109,19 @@ def test_a_single_file_is_pretrained_without_a_question(capsys, texts, tmp_path)
 
 def test_lines_of_one_file_are_asked_for_their_punctuation(capsys, tmp_path):
     words = ["늙은", "선원은", "어제", "아침", "식사", "전에", "항구에서", "자기", "배를", "칠했다"]
-    lines = []
-    for number in range(600):
-        turned = [words[(number * 7 + place * 3) % len(words)] for place in range(40)]
-        turned[number % 30] += "."
-        turned[number % 7 + 31] += ","
-        lines.append(" ".join(turned))
-    text = tmp_path / "korean.txt"
-    text.write_text("\n".join(lines), encoding="utf-8")
-    out = tmp_path / "out"
+    text, out = tmp_path / "korean.txt", tmp_path / "out"
+    with text.open("w", encoding="utf-8") as file:
+        for number in range(600):
+            turned = [words[(number * 7 + place * 3) % len(words)] for place in range(40)]
+            turned[number % 30] += "."
+            turned[number % 7 + 31] += ","
+            file.write(" ".join(turned) + "\n")
     settings = ["--set", "prepare.border=line", "prepare.heldout_prob=0.3"]
     status, printed, err = run(capsys, "--text", text, "--out", out, *settings)
     assert status == 0, err
     assert "question: which punctuation mark follows a word?" in printed
     lines = (out / "punctuation/train.txt").read_text(encoding="utf-8").splitlines()
-    assert {"B-.", "B-,", "O"} <= {line.partition("\t")[2] for line in lines}
+    assert {line.partition("\t")[2] for line in lines} == {"B-.", "B-,", "O", ""}
     assert re.search(r"the discriminator trusts least, the generator had replaced \d+;", printed)
     assert re.search(r"vocabulary 100% .* read; finding the tokens\n", err)
     assert "# Counting which tokens stand together" in err

@@ -16,7 +16,6 @@ from electra.model.heads import span_loss
 from electra.tasks.family import Task
 from electra.tasks.squad import (
     MAX_ANSWER,
-    N_BEST,
     SpanExtraction,
     SpanQuestion,
     cover_span,
@@ -28,10 +27,6 @@ from electra.tokenizing.tokenizer import Tokenizer
 
 SQUAD_FOLDER = Path(__file__).parents[2] / "shared/data/squad"
 VOCAB_FILE = Path(__file__).parents[2] / "shared/data/vocab/bert-base-uncased.txt"
-
-
-def encode_questions(questions, tokenizer, sequence_length, *, reference):
-    return SpanExtraction(reference=reference).encode(questions, tokenizer, sequence_length)
 
 
 @pytest.mark.parametrize(
@@ -46,10 +41,7 @@ def encode_questions(questions, tokenizer, sequence_length, *, reference):
 def test_texts_that_make_no_rows_are_refused(toy_tokenizer, context, answer, words):
     start = context.index(answer)
     question = SpanQuestion("q", "who", context, (answer,), (start, start + 1))
-    refuse(
-        f"question 'q': {words}",
-        lambda: encode_questions([question], toy_tokenizer, 32, reference=False),
-    )
+    refuse(f"question 'q': {words}", SpanExtraction().encode, [question], toy_tokenizer, 32)
 
 
 # --- windows ---
@@ -64,12 +56,9 @@ def test_windows_overlap_and_a_token_is_owned_by_the_one_that_shows_most_around_
         assert all(len(window) == size for window in windows[:-1])
         assert all(b.start - a.start == stride for a, b in pairwise(windows))
         for token in range(num_tokens):
-            scores = [
-                min(token - tokens.start, tokens.stop - 1 - token) + 0.01 * len(tokens)
-                if token in tokens
-                else -1
-                for tokens in windows
-            ]
+            around = [min(token - each.start, each.stop - 1 - token) for each in windows]
+            scores = [n + 0.01 * len(each) for n, each in zip(around, windows, strict=True)]
+            scores = [score if score >= 0 else -1 for score in scores]
             owners = [n for n, (_, owned) in enumerate(spans) if token in owned]
             assert owners == [scores.index(max(scores))]
 
@@ -108,57 +97,41 @@ def language_tokenizer() -> Tokenizer:
     return Tokenizer.train(texts[::2] + texts, TokenizerConfig(vocab_size=90, min_frequency=2))
 
 
-@pytest.mark.parametrize("strip_accents", [True, False])
-def test_any_words_of_any_language_are_cut_from_the_text_as_they_stand(
-    language_tokenizer, strip_accents
-):
-    tokenizer = Tokenizer(language_tokenizer.tokens_by_id, strip_accents=strip_accents)
-    rng = random.Random(0)
-    num_several = 0
-    for _ in range(300):
-        context, places = random_context(rng, 12)
-        ids, pairs = tokenizer.encode_with_offsets(context)
-        assert ids == tokenizer.encode(context)
-        offsets = np.array(pairs)
-        assert (np.diff(offsets, axis=0) >= 0).all()
-        first, last = sorted(rng.choices(range(12), k=2))
-        start, end = places[first][0], places[last][1]
-        if context[start] == "\ud83d" or context[end - 1] == "\ud83d":
-            continue  # half a pair is no character and has no token
-        token, last_token = cover_span(offsets, start, end)
-        assert context[offsets[token, 0] : offsets[last_token, 1]] == context[start:end]
-        num_several += last_token - token > last - first
-    assert num_several > 50
-
-
 def random_questions(rng: random.Random, count: int) -> list[SpanQuestion]:
-    """Texts of 3 to 40 words with an answer of 1 to 4 words, or none."""
+    """Texts of 3 to 40 words with an answer of 1 to 4 words; every fourth has none."""
     questions = []
     for number in range(count):
         context, places = random_context(rng, rng.randint(3, 40))
-        places = [place for place in places if context[place[0]] != "\ud83d"]
+        places = [place for place in places if context[place[0]] != "\ud83d"]  # has no token
         first = rng.randrange(len(places))
         start, end = places[first][0], places[min(first + rng.randrange(4), len(places) - 1)][1]
-        is_answered = number % 4 > 0
         text = " ".join(rng.choices(WORDS, k=rng.randint(0, 30)))
-        answers = (context[start:end],) if is_answered else ()
-        span = (start, end) if is_answered else None
-        questions.append(SpanQuestion(f"q{number}", text, context, answers, span))
+        answer = ((context[start:end],), (start, end)) if number % 4 else ((), None)
+        questions.append(SpanQuestion(f"q{number}", text, context, *answer))
     return questions
 
 
-@pytest.mark.parametrize("reference", [False, True])
-def test_rows_hold_question_and_window_and_say_where_the_answer_is(language_tokenizer, reference):
-    tokenizer = language_tokenizer
+@pytest.mark.parametrize(("reference", "strips"), [(False, True), (True, True), (False, False)])
+def test_rows_hold_question_and_window_and_say_where_the_answer_is(
+    language_tokenizer, reference, strips
+):
+    """An answer of any words of any language is cut from the text as it stands."""
+    tokenizer = Tokenizer(language_tokenizer.tokens_by_id, strip_accents=strips)
     split = random_questions(random.Random(1), 80)
-    rows = encode_questions(split, tokenizer, 48, reference=reference)
+    rows = SpanExtraction(reference=reference).encode(split, tokenizer, 48)
     num_found = dict.fromkeys(range(80), 0)
     num_cut = 0
     for number, question in enumerate(split):
         ids = tokenizer.encode(question.text)
         num_cut += len(ids) > 24
         context_ids, pairs = tokenizer.encode_with_offsets(question.context)
+        assert context_ids == tokenizer.encode(question.context)
         assert rows.offsets[number].tolist() == [list(pair) for pair in pairs]
+        held = [
+            token
+            for token, (begin, end) in enumerate(pairs)
+            if question.span and begin < question.span[1] and end > question.span[0]
+        ]
         covered: list[int] = []
         for row, window in enumerate(rows.windows):
             if window.question != number:
@@ -176,12 +149,7 @@ def test_rows_hold_question_and_window_and_say_where_the_answer_is(language_toke
             first, last, unanswerable = (
                 int(rows.targets[name][row]) for name in ("start", "end", "unanswerable")
             )
-            holding = [
-                token
-                for token, (begin, end) in enumerate(pairs)
-                if question.span and begin < question.span[1] and end > question.span[0]
-            ]
-            is_held = bool(holding) and set(holding) <= set(range(start, start + len(shown)))
+            is_held = bool(held) and set(held) <= set(range(start, start + len(shown)))
             assert (first > 0) == is_held
             if is_held:
                 begin, end = pairs[first - window.shift][0], pairs[last - window.shift][1]
@@ -205,41 +173,32 @@ def every_span(split, rows, span_score):
     """The best score of each text of each question, over all spans that may be answers."""
     found = [{} for _ in split]
     for row, window in enumerate(rows.windows):
-        offsets = rows.offsets[window.question]
+        offsets, texts = rows.offsets[window.question], found[window.question]
         for start in range(*window.owned):
             for end in range(start, min(start + MAX_ANSWER, int(rows.lengths[row]) - 1)):
                 score = span_score(row, start, end)
-                if score is None:
-                    continue
-                begin, stop = offsets[start - window.shift][0], offsets[end - window.shift][1]
-                text = split[window.question].context[begin:stop]
-                texts = found[window.question]
-                texts[text] = max(score, texts.get(text, -np.inf))
+                if score is not None:
+                    begin, stop = offsets[start - window.shift][0], offsets[end - window.shift][1]
+                    text = split[window.question].context[begin:stop]
+                    texts[text] = max(score, texts.get(text, -np.inf))
     return found
 
 
-def check_answers(split, answers, found):
-    for number, texts in enumerate(found):
-        assert len(answers.n_best[number]) <= N_BEST
-        if not texts:
-            assert answers.n_best[number] == []
-            assert answers.texts[number] == ""
-            continue
-        text, score = answers.n_best[number][0]
-        assert score == pytest.approx(max(texts.values()), abs=1e-5)
-        assert texts[text] == pytest.approx(score, abs=1e-5)
-        scores = [score for _, score in answers.n_best[number]]
-        assert scores == sorted(scores, reverse=True)
-        assert len({text for text, _ in answers.n_best[number]}) == len(scores)
-        for text, score in answers.n_best[number]:
-            assert texts[text] == pytest.approx(score, abs=1e-5)
-        assert len(scores) == min(N_BEST, len(texts))
+def check_answers(answers, found):
+    for n_best, answer, texts in zip(answers.n_best, answers.texts, found, strict=True):
+        scores = [score for _, score in n_best]
+        assert scores == pytest.approx(
+            sorted(texts.values(), reverse=True)[: len(scores)], abs=1e-5
+        )
+        assert [texts[text] for text, _ in n_best] == pytest.approx(scores, abs=1e-5)
+        assert len({text for text, _ in n_best}) == len(scores)
+        assert texts or answer == ""
 
 
 @pytest.fixture(scope="module")
 def encoded(language_tokenizer):
     split = random_questions(random.Random(2), 30)
-    return split, encode_questions(split, language_tokenizer, 64, reference=False)
+    return split, SpanExtraction().encode(split, language_tokenizer, 64)
 
 
 def test_two_logits_a_position_give_the_best_of_all_spans(encoded):
@@ -258,14 +217,12 @@ def test_two_logits_a_position_give_the_best_of_all_spans(encoded):
         score = float(start[row, first] + end[row, last])
         return score if np.isfinite(score) else None
 
-    check_answers(split, answers, every_span(split, rows, span_score))
+    check_answers(answers, every_span(split, rows, span_score))
+    null = start[:, 0] + end[:, 0]
     for number, odds in enumerate(answers.null_odds):
-        null = [
-            float(start[row, 0] + end[row, 0])
-            for row, window in enumerate(rows.windows)
-            if window.question == number
-        ]
-        assert odds == pytest.approx(min(null) - answers.n_best[number][0][1], abs=1e-5)
+        of_question = [window.question == number for window in rows.windows]
+        expected = float(null[of_question].min()) - answers.n_best[number][0][1]
+        assert odds == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_beam_gives_the_best_of_its_spans(encoded):
@@ -293,7 +250,7 @@ def test_a_beam_gives_the_best_of_its_spans(encoded):
         ]
         return max((score for score in scores if np.isfinite(score)), default=None)
 
-    check_answers(split, answers, every_span(split, rows, span_score))
+    check_answers(answers, every_span(split, rows, span_score))
     for number, odds in enumerate(answers.null_odds):
         of_question = [window.question == number for window in rows.windows]
         assert odds == pytest.approx(float(outputs["unanswerable"][of_question].min()))
@@ -355,21 +312,17 @@ def constant_outputs(rows, *, unanswerable: float, start: int) -> dict[str, torc
 
 
 @pytest.mark.parametrize(
-    ("unanswerable", "reference", "message"),
-    [
-        (1.0, False, "no dev answer is given"),
-        (-1.0, True, "no dev answer is given"),
-        (-1.0, False, None),
-        (-3.0, True, None),
-    ],
+    ("unanswerable", "reference", "is_told"),
+    [(1.0, False, True), (-1.0, True, True), (-1.0, False, False), (-3.0, True, False)],
 )
-def test_a_collapse_is_told(toy_tokenizer, unanswerable, reference, message):
+def test_a_collapse_is_told(toy_tokenizer, unanswerable, reference, is_told):
     split = toy_questions(20, with_none=True)
     task, rows = encode_split(split, toy_tokenizer, reference=reference)
     outputs = constant_outputs(rows, unanswerable=unanswerable, start=1)
+    message = "no dev answer is given" if is_told else None
     assert task.family.describe_collapse(rows, outputs) == message
     scores = task.family.score(rows, outputs)
-    assert scores["no_answer_f1"] == scores["no_answer_exact"] == float(message is not None)
+    assert scores["no_answer_f1"] == scores["no_answer_exact"] == float(is_told)
 
 
 def test_one_and_the_same_answer_is_told(toy_tokenizer):
@@ -403,28 +356,21 @@ def test_a_model_that_diverged_is_scored_and_told(toy_tokenizer, tmp_path, head)
     reason=f"no SQuAD data at {SQUAD_FOLDER} or no vocabulary at {VOCAB_FILE}",
 )
 @pytest.mark.parametrize(
-    ("name", "num_questions", "num_answered", "num_recovered"),
-    [("dev-v1.1.json", 10570, 10570, 10543), ("dev-v2.0-part.json", 3522, 1781, 1780)],
+    ("name", "counts"),
+    [("dev-v1.1.json", (10570, 10570, 10543)), ("dev-v2.0-part.json", (3522, 1781, 1780))],
 )
-def test_real_answers_are_recovered_from_their_tokens(
-    name, num_questions, num_answered, num_recovered
-):
+def test_real_answers_are_recovered_from_their_tokens(name, counts):
     """The rest begins or ends inside a token: "Japan" of "Japanese", "5" of "50"."""
     questions = read_questions([SQUAD_FOLDER / name], is_labelled=True)
-    assert len(questions) == num_questions
     tokenizer = Tokenizer.load(VOCAB_FILE)
     offsets = {
         context: np.array(tokenizer.encode_with_offsets(context)[1])
         for context in {question.context for question in questions}
     }
     found = []
-    for question in questions:
-        if question.span:
-            places = offsets[question.context]
-            first, last = cover_span(places, *question.span)
-            found.append(
-                (question.answers[0], question.context[places[first, 0] : places[last, 1]])
-            )
-    assert len(found) == num_answered
-    assert sum(answer == text for answer, text in found) == num_recovered
+    for each in (question for question in questions if question.span):
+        places = offsets[each.context]
+        first, last = cover_span(places, *each.span)
+        found.append((each.answers[0], each.context[places[first, 0] : places[last, 1]]))
+    assert (len(questions), len(found), sum(one == other for one, other in found)) == counts
     assert all(answer in text for answer, text in found)

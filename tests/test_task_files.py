@@ -14,7 +14,6 @@ from refusals import refuse
 from tasks import PowerCut, cut_at, ignore, read, small_finetune, write_files
 
 from electra.config import FinetuneConfig
-from electra.errors import UserError
 from electra.finetuning.loop import finetune
 from electra.settings import override
 from electra.tasks.choice import ChoiceQuestion
@@ -49,6 +48,7 @@ DEV = "label\ttext\ngood\tfine\nbad\tawful\n"
 
 @pytest.mark.parametrize("form", ["csv", "crlf", "csv.gz", "jsonl", "parquet", "parquet.gz"])
 def test_every_format_gives_the_same_task(tmp_path, form):
+    texts = [each["text"] for each in RECORDS]
     quoted = [(each["text"].replace('"', '""'), each["label"]) for each in RECORDS]
     table = "".join(f'"{text}",{label}\n' for text, label in quoted)
     write_parquet(tmp_path / "x", RECORDS)
@@ -59,10 +59,9 @@ def test_every_format_gives_the_same_task(tmp_path, form):
         "parquet": (tmp_path / "x").read_bytes(),
     }
     content = contents[form.removesuffix(".gz")]
-    name = f"train.{form}" if form != "crlf" else "train.csv"
     content = gzip.compress(content) if form.endswith(".gz") else content
+    name = f"train.{form}".replace("crlf", "csv")
     task = read("own", write_files(tmp_path, {name: content, "dev.csv": "text,label\na,good\n"}))
-    texts = [each["text"] for each in RECORDS]
     if form == "crlf":
         texts[0] = texts[0].replace("\n", "\r\n")
     expected = [Example(text, None, label) for text, label in zip(texts, (1, 0, 1, 0), strict=True)]
@@ -71,31 +70,17 @@ def test_every_format_gives_the_same_task(tmp_path, form):
 
 
 def test_own_columns_are_found_by_name_and_test_needs_no_label(tmp_path):
-    records = [
-        {"id": 7, "sentence1": 'a "b\tc\u2028d', "sentence2": "e", "label": i % 2} for i in range(4)
-    ]
-    text = "".join(json.dumps(record, ensure_ascii=False) + "\r\n\n" for record in records)
-    pairs = {"dev.jsonl": text, "test.tsv": 'sentence1\tsentence2\n"x\ty"\n'}
-    task = read(
-        "own", write_files(tmp_path, pairs | {"train.jsonl.xz": lzma.compress(text.encode())})
-    )
+    fields = {"id": 7, "sentence1": 'a "b\tc\u2028d', "sentence2": "e"}
+    records = [json.dumps(fields | {"label": i % 2}, ensure_ascii=False) for i in range(4)]
+    text = "".join(record + "\r\n\n" for record in records)
+    files = {"dev.jsonl": text, "test.tsv": 'sentence1\tsentence2\n"x\ty"\n'}
+    files["train.jsonl.xz"] = lzma.compress(text.encode())
+    task = read("own", write_files(tmp_path, files))
     assert task.columns == ("sentence1", "sentence2", "label")
     assert task.examples["train"] == task.examples["dev"]
     assert task.examples["train"][1] == Example('a "b\tc\u2028d', "e", 1)
     assert task.examples["test"] == [Example('"x', 'y"', None)]
     assert (task.family.headline, task.family.has_pairs) == ("accuracy", True)
-
-
-def test_own_columns_files_and_metric_can_be_named(tmp_path):
-    files = {"a.tsv": TRAIN.replace("text", "body"), "b.tsv": DEV.replace("text", "body")}
-    settings = ("own.train=a.tsv", "own.dev=b.tsv", "own.text=body", "own.metric=f1")
-    task = read("own", write_files(tmp_path, files), *settings)
-    assert task.examples["train"][:2] == [
-        Example("fine day", None, 1),
-        Example("awful day", None, 0),
-    ]
-    assert "test" not in task.examples
-    assert task.family.metrics == ("f1", "accuracy", "mcc")
 
 
 def test_a_text_of_csv_may_be_long(tmp_path):
@@ -273,19 +258,14 @@ def test_files_are_found_by_name(tmp_path, split, name):
 
 
 def test_compressed_files_and_json_lines(tmp_path):
-    text = lines(
-        {"tokens": ["New York", "\u2028"], "tags": ["B-LOC", "O"], "id": 1},
-        {"tokens": [], "tags": []},
-        {"tokens": ["Bill"], "tags": ["B-PER"]},
-    )
+    first = {"tokens": ["New York", "\u2028"], "tags": ["B-LOC", "O"], "id": 1}
+    text = lines(first, {"tokens": [], "tags": []}, {"tokens": ["Bill"], "tags": ["B-PER"]})
     files = {"train.jsonl.xz": lzma.compress(text.encode())}
     write_files(tmp_path, files | {"dev.txt.gz": gzip.compress(b"Bill B-PER\n")})
     task = read("tagging", tmp_path)
-    assert task.examples["train"] == [
-        TaggedSentence(["New York", "\u2028"], ["B-LOC", "O"], [1, 1]),
-        TaggedSentence(["Bill"], ["B-PER"], [3]),
-    ]
-    assert task.examples["dev"] == [TaggedSentence(["Bill"], ["B-PER"], [1])]
+    bill = TaggedSentence(["Bill"], ["B-PER"], [3])
+    assert task.examples["train"] == [TaggedSentence(first["tokens"], first["tags"], [1, 1]), bill]
+    assert task.examples["dev"] == [bill._replace(lines=[1])]
     assert task.columns == ("tokens", "tags")
 
 
@@ -350,8 +330,9 @@ def test_every_scheme_becomes_iob2(tmp_path, scheme):
 
 
 def test_prefixes_alone_are_entities(tmp_path):
-    task = tagging(tmp_path, "a I\nb O\n", "a S\n")
+    task = tagging(tmp_path, "a B\nb I\nc O\nd I\ne B\n", "a S\n")
     assert task.family.labels == ("O", "B", "I")
+    assert task.examples["train"][0].tags == ["B", "I", "O", "B", "B"]
     assert task.examples["dev"][0].tags == ["B"]
 
 
@@ -396,17 +377,12 @@ def test_minus_one_is_a_label_where_train_has_it(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("test.txt", "The\nboat\n"),
-        ("test.txt", "The DT\nboat NN\n"),
-        ("test.txt", "The\tDT\t\nboat\tNN\t\n"),
-        ("test.conll", "The DT _\nboat NN _\n"),
-        ("test.conll", "The DT ?\nboat NN ?\n"),
-        ("test.jsonl", lines({"tokens": ["The", "boat"]})),
-        ("test.jsonl", lines({"tokens": ["The", "boat"], "tags": None})),
-        ("test.jsonl", lines({"tokens": ["The", "boat"], "tags": []})),
-        ("test.jsonl", lines({"tokens": ["The", "boat"], "tags": [-1, -1]})),
+        *(("test.txt", f"The{tag}\nboat{tag}\n") for tag in ("", " DT", "\tDT\t")),
+        *(("test.conll", f"The DT {tag}\nboat DT {tag}\n") for tag in "_?"),
+        *(("test.jsonl", lines({"tokens": ["The", "boat"]} | tags))
+          for tags in ({}, {"tags": None}, {"tags": []}, {"tags": [-1, -1]})),
     ],
-)
+)  # fmt: skip
 def test_words_without_tags_are_answered_and_not_scored(tmp_path, toy_tokenizer, name, content):
     write_files(tmp_path, {name: content})
     task = tagging(tmp_path, IOB2)
@@ -426,17 +402,17 @@ def test_words_without_tags_are_answered_and_not_scored(tmp_path, toy_tokenizer,
 
 def test_files_are_found_in_any_case_and_in_parts(tmp_path):
     write_files(tmp_path, {"Validation.TSV": DEV})
-    for part in range(2):
-        write_parquet(tmp_path / f"train-0000{part}-of-00002.parquet", RECORDS[part::2])
+    parts = [tmp_path / f"train-0000{part}-of-00002.parquet" for part in range(2)]
+    for part, path in enumerate(parts):
+        write_parquet(path, RECORDS[part::2])
     task = read("own", tmp_path)
-    assert [each.text_a for each in task.examples["train"]] == [
-        RECORDS[place]["text"] for place in (0, 2, 1, 3)
-    ]
+    texts = [RECORDS[place]["text"] for place in (0, 2, 1, 3)]
+    assert [each.text_a for each in task.examples["train"]] == texts
     assert len(task.examples["dev"]) == 2
-    (tmp_path / "train-00000-of-00002.parquet").unlink()
-    refuse("has train-00001-of-00002.parquet alone, of 2 parts", lambda: read("own", tmp_path))
-    (tmp_path / "train-00001-of-00002.parquet").rename(tmp_path / "train-00000-of-00001.parquet")
-    refuse("train-00000-of-00001.parquet: every 'label' is 'bad'", lambda: read("own", tmp_path))
+    parts[0].unlink()
+    refuse("has train-00001-of-00002.parquet alone, of 2 parts", read, "own", tmp_path)
+    parts[1].rename(tmp_path / "train-00000-of-00001.parquet")
+    refuse("train-00000-of-00001.parquet: every 'label' is 'bad'", read, "own", tmp_path)
     cola = {"TRAIN.TSV": COLA, "Dev.tsv.gz": gzip.compress(COLA.encode())}
     assert len(read("cola", write_files(tmp_path / "CoLA", cola)).examples["dev"]) == 2
 
@@ -444,7 +420,7 @@ def test_files_are_found_in_any_case_and_in_parts(tmp_path):
 def test_a_share_of_train_is_dev_and_equal_texts_stay_together(tmp_path):
     rows = [f"text {n % 70},{n % 2}\n" for n in range(200)]
     path = write_files(tmp_path, {"all.csv": "text,label\n" + "".join(rows)}) / "all.csv"
-    refuse("has no dev file; add one named dev, or make a share", lambda: read("own", path))
+    refuse("has no dev file; add one named dev, or make a share", read, "own", path)
     task = read("own", path, "dev_fraction=0.1")
     dev, train = ({each.text_a for each in task.examples[split]} for split in ("dev", "train"))
     assert not dev & train
@@ -454,9 +430,10 @@ def test_a_share_of_train_is_dev_and_equal_texts_stay_together(tmp_path):
     path.write_text("text,label\n" + "".join(reversed(rows)))
     again = read("own", path, "dev_fraction=0.1").examples["dev"]
     assert sorted(again) == sorted(task.examples["dev"])
-    refuse("leaves 200 to train on and 0 as dev", lambda: read("own", path, "dev_fraction=0.001"))
-    write_files(tmp_path / "both", {"train.csv": path.read_bytes(), "dev.csv": path.read_bytes()})
-    refuse("own has a dev file", lambda: read("own", tmp_path / "both", "dev_fraction=0.1"))
+    refuse("leaves 200 to train on and 0 as dev", read, "own", path, "dev_fraction=0.001")
+    both = dict.fromkeys(("train.csv", "dev.csv"), path.read_bytes())
+    write_files(tmp_path / "both", both)
+    refuse("own has a dev file", read, "own", tmp_path / "both", "dev_fraction=0.1")
 
 
 def test_a_share_of_pairs_swapped_and_of_questions(tmp_path, toy_tokenizer):
@@ -490,14 +467,13 @@ def test_a_csv_may_have_another_separator(tmp_path):
     assert [each.text_a for each in task.examples["train"]] == ["a; b, c", "d", "e\nf", "g"]
     records = task.family.read_records(tmp_path / "dev.csv", [], task.columns, ";")
     assert records[0] == {"text": "a; b, c"}
-    tabs = {"train.csv": TRAIN, "dev.csv": TRAIN}
-    tabs = write_files(tmp_path / "tabs", tabs)
+    tabs = write_files(tmp_path / "tabs", {"train.csv": TRAIN, "dev.csv": TRAIN})
     assert len(read("own", tabs, "own.separator=\\t").examples["train"]) == 4
+    refuse("own.separator must be one character", read, "own", tabs, "own.separator=ab")
     write_files(tmp_path, {"dev.csv": "a;b\nc"})
-    refuse("line 2: 1 semicolon-separated", lambda: read("own", tmp_path, "own.separator=;"))
+    refuse("line 2: 1 semicolon-separated", read, "own", tmp_path, "own.separator=;")
     lists = write_files(tmp_path / "lists", {"train.jsonl": lines(*RECORDS), "dev.jsonl": "{}"})
-    refuse("own.separator is for .csv and .tsv", lambda: read("own", lists, "own.separator=;"))
-    refuse("own.separator must be one character", lambda: read("own", tabs, "own.separator=ab"))
+    refuse("own.separator is for .csv and .tsv", read, "own", lists, "own.separator=;")
 
 
 # --- questions ---
@@ -532,15 +508,14 @@ def mrqa(**other) -> str:
 def test_squad_files_are_read_compressed_or_not(tmp_path):
     train = squad(entry(is_impossible=False), NO_ANSWER)
     files = {"train-v2.0.json.xz": lzma.compress(train.encode()), "dev-v1.1.json": squad(entry())}
-    write_files(tmp_path, files | {"test.json": squad({"id": "t", "question": "What?"})})
-    task = read("squad-1.1", tmp_path)
+    files["test.json"] = squad({"id": "t", "question": "What?"})
+    task = read("squad-1.1", write_files(tmp_path, files))
     assert task.examples == {
         "train": [FIRST, SpanQuestion("q2", "Who?", CONTEXT, (), None)],
         "dev": [FIRST],
         "test": [SpanQuestion("t", "What?", CONTEXT, None, None)],
     }
-    names = ["train-v2.0.json.xz", "dev-v1.1.json", "test.json"]
-    assert [path.name for path in task.files] == names
+    assert [path.name for path in task.files] == [*files]
 
 
 def test_mrqas_spans_include_the_last_character_and_several_files_are_named(tmp_path):
@@ -584,24 +559,18 @@ def test_flat_questions_are_read_in_every_format(tmp_path, form):
         ("x.jsonl", lines(flat(answers={"text": "a boat"})), "'text' is 'a boat'; it must be a li"),
         ("x.jsonl", lines(flat(answers=None)), "'answers' is None; it must be a list"),
         ("x.json", lines(flat(), {})[:-2] + "]", "line 2: not valid JSON"),
-        ("x.json", "{", "line 1: not valid JSON"),
         ("x.json", b"\xff", "line 1: not UTF-8"),
         ("x.json", "[]", "no questions"),
         ("x.json", "1", "1 must be a dictionary"),
         ("x.json", '{"data": {}}', "'data' is {}; it must be a list"),
-        ("x.json", '{"data": []}', "no questions"),
         ("x.json", '{"data": [{}]}', "record 1: no 'context'"),
         ("x.json", squad().replace(f'"{CONTEXT}"', "1"), "paragraph 1: 'context' is 1; it must be"),
         ("x.json", squad(entry(), {"id": 0.5}), "record 1 paragraph 1 question 2: 'id' is 0.5"),
-        ("x.json", squad(entry(question=None)), "question 'q1': 'question' is None"),
         ("x.json", squad(entry(), entry()), "question 'q1': an id must be that of one"),
         ("x.json", squad(entry(answers=[])), "no answers; it must have one, or is_impossible"),
         ("x.json", squad(entry(is_impossible=True)), "is_impossible is true, so"),
         ("x.json", squad(entry(is_impossible="no")), "'is_impossible' is 'no'; it must be true or"),
         ("x.json", squad(entry(start=21)), "' boat.' at answer_start 21; it must have the answer"),
-        ("x.json", squad(entry("a\nboat")), "'a boat' at answer_start 20; it must have"),
-        ("x.json", squad(entry(start=-6)), "'' at answer_start -6"),
-        ("x.json", squad(entry(start=2.0)), "'answer_start' is 2.0; it must be a whole"),
         ("x.json", squad(entry(start=True)), "'answer_start' is True; it must be a whole"),
         ("x.json", squad(entry("", 3)), "'' at answer_start 3"),
         ("x.json", "[" * 100_000, "nested too deeply"),
@@ -611,7 +580,6 @@ def test_flat_questions_are_read_in_every_format(tmp_path, form):
         ("x.jsonl", mrqa(answers=[3]), "'answers' is [3]; it must be a list of texts"),
         ("x.jsonl", mrqa(detected_answers=[{"char_spans": [[20, 49]]}]), "with [20, 49]; they"),
         ("x.jsonl", mrqa(detected_answers=[{"char_spans": []}]), "char_spans begin with None"),
-        ("x.jsonl", "[" * 100_000, "line 1: JSON that is nested too deeply"),
         ("x.tsv", "", "must be .json, .jsonl"),
     ],
 )
@@ -624,12 +592,8 @@ def test_questions_that_do_not_fit_are_refused_in_one_line(tmp_path, name, conte
 
 OWN = {"train.tsv": TRAIN, "dev.tsv": DEV}
 NUMBERS = {"train.csv": "text,label\na,1\nb,2\n", "dev.csv": "text,label\na,1\n"}
-REGRESSION = ["own.kind=regression"]
-CHOICES = "text,a,b,label\na,b,c,0\n"
-CHOICE = ["own.kind=choice", "own.choices=a,b"]
-LISTS = {"text": "a", "o": ["b", "c"], "label": 1}
-LISTED = ["own.kind=choice", "own.choices=o"]
-THREE = LISTS | {"o": ["b", "c", "d"]}
+REGRESSION, CHOICE = "own.kind=regression", "own.kind=choice"
+CHOICES = dict.fromkeys(("train.csv", "dev.csv"), "text,a,b,label\na,b,c,0\n")
 TAGS = {"train.txt": IOB2, "dev.txt": IOB2}
 ENDINGS = {"train.csv": SWAG, "val.csv": SWAG}
 
@@ -638,135 +602,125 @@ def change(files, name, old, new):
     return files | {name: files[name].replace(old, new)}
 
 
-def only(files, name):
-    return {key: value for key, value in files.items() if key == name}
+def choices(dev, *train):
+    """Files of questions whose choices are the letters of a word."""
+    records = [{"text": "a", "o": [*each], "label": 0} for each in (dev, *train)]
+    return {"train.jsonl": lines(*records[1:]), "dev.jsonl": lines(records[0])}
 
 
-REFUSALS = [
-    ("own", {}, [], "no train file; add train with .tsv, .csv, .jsonl, .parquet, or name it with"),
-    ("own", OWN | {"train.jsonl": "{}"}, [], "several train files: train.jsonl, train.tsv; choose"),
-    ("own", OWN, ["own.dev=x.tsv"], "own.dev: no file"),
-    ("own", OWN | {"dev.tsv": ""}, [], "dev.tsv is empty"),
-    ("own", OWN | {"dev.tsv": "text\tlabel\n"}, [], "dev.tsv is empty"),
-    ("own", OWN | {"dev.tsv": DEV + "\nodd\tfine\n"}, [], "line 5: unknown label 'odd'; did you"),
-    ("own", OWN | {"test.tsv": "text\tlabel\na\tz\n"}, [], "test.tsv line 2: unknown label 'z'"),
-    ("own", change(OWN, "dev.tsv", "label", "labels"), [], "no column 'label'; did you mean 'labe"),
-    ("own", change(OWN, "train.tsv", "text", "txt"), [], "choose one of txt, label with own.text"),
-    ("own", OWN | {"train.tsv": TRAIN + "fine\n"}, [], "line 6: 1 tab-separated fields; it must"),
-    ("own", OWN | {"train.tsv": "text\tlabel\na\tx\nb\tx\n"}, [], "every 'label' is 'x'; two labe"),
-    ("own", OWN | {"train.tsv": "text\tlabel\na\t1.5\nb\t2.5\n"}, [], "2 labels in 2 rows; a labe"),
-    ("own", only(OWN, "train.tsv") | {"dev.jsonl": '{"text": "a", "label": "good"}\n{"text": "a"}'},
-     [],
-     "dev.jsonl line 2: no 'label'; it must be text"),
-    ("own", only(OWN, "train.tsv") | {"dev.jsonl": '{"text": "a", "label": 0.5}'}, [],
-     "'label' is 0.5"),
-    ("own", only(OWN, "train.tsv") | {"dev.jsonl": "[1]"}, [], "line 1: must be a JSON object"),
-    ("own", only(OWN, "train.tsv") | {"dev.jsonl": "\n{"}, [], "line 2: not valid JSON"),
-    ("own", only(OWN, "train.tsv") | {"dev.parquet": "no"}, [], "dev.parquet is damaged or cut of"),
-    ("own", OWN | {"dev.xls": "a"}, ["own.dev=dev.xls"], "must be .tsv, .csv, .jsonl, .parquet, c"),
-    ("own", OWN | {"train.tsv": b"text\tlabel\n\xff\tgood\n"}, [], "train.tsv line 2: not UTF-8 t"),
-    ("own", {"train.jsonl": lines(*({"text": "a", "label": x} for x in "x\tx\t")), "dev.tsv": DEV},
-     [],
-     "train.jsonl line 2: the label '\\t' must be printable"),
-    ("own", {"train.csv": 'text,label\na,x\n"b\nc",y\n"d"e,x\n'} | only(OWN, "dev.tsv"), [],
-     "train.csv line 5: not valid CSV"),
-    ("own", {"train.csv": 'text,label\na,x\n"b\nc\n'} | only(OWN, "dev.tsv"), [],
-     "line 3: not valid CSV: unexpected end of data"),
-    ("own", {"train.csv": "text,text,label\na,b,x\n"} | only(OWN, "dev.tsv"), [],
-     "two columns are named"),
-    ("own", change(NUMBERS, "train.csv", "b,2", "b,inf"), REGRESSION, "line 3: the label must be"),
-    ("own", change(NUMBERS, "train.csv", "b,2", "b,1_000"), REGRESSION, "a number, not '1_000'"),
-    ("own", change(NUMBERS, "train.csv", "b,2", "b,1e308"), REGRESSION, "line 3: the label 1e+308"),
-    ("own", change(NUMBERS, "dev.csv", "a,1", "a,-1e39"), REGRESSION, "dev.csv line 2: the label"),
-    ("own", change(NUMBERS, "train.csv", "b,2", "b,1.000000001"), REGRESSION, "'label' is 1 in fl"),
-    ("own", change(NUMBERS, "train.csv", "b,2", "b,1.0"), REGRESSION, "two different numbers are"),
-    ("own", only(NUMBERS, "train.csv") | {"dev.jsonl": '{"text": "a", "label": null}'}, REGRESSION,
-     "dev.jsonl line 1: 'label' is None; it must be text or a number"),
-    ("own", {"train.csv": CHOICES, "dev.csv": CHOICES}, [CHOICE[0], "own.choices=a,d"],
-     "no column 'd'"),
-    ("own", {"train.csv": CHOICES, "dev.csv": CHOICES.replace("c,0", "c,2")}, CHOICE,
-     "dev.csv line 2: unknown label '2'; choose from 0, 1"),
-    ("own", {"train.csv": CHOICES, "dev.csv": CHOICES}, [CHOICE[0], "own.choices=a"],
-     "line 2: 'a' is 'b'; it must be a list of texts"),
-    ("own", {"train.jsonl": lines(LISTS, THREE), "dev.jsonl": lines(LISTS)}, LISTED,
-     "line 2: 3 choices; it must have 2"),
-    ("own", {"train.jsonl": lines(LISTS), "dev.jsonl": lines(THREE)}, LISTED,
-     "dev.jsonl: 3 choices a row; it must be 2, as in"),
-    ("own", {"train.jsonl": lines(LISTS | {"o": ["b"]}), "dev.jsonl": lines(LISTS)}, LISTED,
-     "line 1: 1 choice; there must be two or more"),
-    ("own", {}, ["own.name=CoLA"], "own.name 'CoLA' is the name of another task"),
-    ("colla", {}, [], "unknown task 'colla'; did you mean 'cola'?"),
-    ("mnly", {}, [], "unknown task 'mnly'; did you mean 'mnli'?"),
-    ("cola", {}, ["own.text=body"], "own.text is for the task 'own'; 'cola' says what its files a"),
-    ("cola", {}, ["squad.head=plain"], "squad.head is for squad-1.1 and squad-2.0, not for cola"),
-    ("sst", {}, [], "neither a train.tsv nor a folder SST-2 with one; give GLUE's folder or the t"),
-    ("cola", {"train.tsv": COLA}, [], "has no dev file; add one named dev, or make a share"),
-    ("sst-2", {"train.tsv": COLA, "dev.tsv": COLA}, [], "train.tsv: no column 'sentence'"),
-    *(
-        ("sts-b", {"train.tsv": STS.replace("4.500", value), "dev.tsv": STS}, [],
+def trained(files, **others):
+    """The file that is trained on, with another dev file."""
+    name = next(iter(files))
+    return {name: files[name]} | {name.replace("_", "."): text for name, text in others.items()}
+
+
+BAD_FILES = {
+    "own": [
+        ({}, "no train file; add train with .tsv, .csv, .jsonl, .parquet, or name it with"),
+        (OWN | {"train.jsonl": "{}"}, "several train files: train.jsonl, train.tsv; choose"),
+        (OWN, "own.dev: no file", "own.dev=x.tsv"),
+        (OWN | {"dev.tsv": "text\tlabel\n"}, "dev.tsv is empty"),
+        (OWN | {"dev.tsv": DEV + "\nodd\tfine\n"}, "line 5: unknown label 'odd'; did you"),
+        (OWN | {"test.tsv": "text\tlabel\na\tz\n"}, "test.tsv line 2: unknown label 'z'"),
+        (change(OWN, "dev.tsv", "label", "labels"), "no column 'label'; did you mean 'labe"),
+        (change(OWN, "train.tsv", "text", "txt"), "choose one of txt, label with own.text"),
+        (OWN | {"train.tsv": TRAIN + "fine\n"}, "line 6: 1 tab-separated fields; it must"),
+        (OWN | {"train.tsv": "text\tlabel\na\tx\nb\tx\n"}, "every 'label' is 'x'; two labe"),
+        (OWN | {"train.tsv": "text\tlabel\na\t1.5\nb\t2.5\n"}, "2 labels in 2 rows; a labe"),
+        (trained(OWN, dev_jsonl='{"text": "a", "label": "good"}\n{"text": "a"}'),
+         "dev.jsonl line 2: no 'label'; it must be text"),
+        (trained(OWN, dev_jsonl='{"text": "a", "label": 0.5}'), "'label' is 0.5"),
+        (trained(OWN, dev_jsonl="\n{"), "line 2: not valid JSON"),
+        (trained(OWN, dev_parquet="no"), "dev.parquet is damaged or cut of"),
+        (OWN | {"dev.xls": "a"}, "must be .tsv, .csv, .jsonl, .parquet, c", "own.dev=dev.xls"),
+        (OWN | {"train.tsv": b"text\tlabel\n\xff\tgood\n"}, "train.tsv line 2: not UTF-8 t"),
+        ({"train.jsonl": lines(*({"text": "a", "label": x} for x in "x\tx\t")), "dev.tsv": DEV},
+         "train.jsonl line 2: the label '\\t' must be printable"),
+        ({"train.csv": 'text,label\n"b\nc",y\n"d"e,x\n', "dev.tsv": DEV}, "line 4: not valid CSV"),
+        ({"train.csv": "text,text,label\na,b,x\n", "dev.tsv": DEV}, "two columns are named"),
+        (change(NUMBERS, "train.csv", "b,2", "b,inf"), "line 3: the label must be", REGRESSION),
+        (change(NUMBERS, "train.csv", "b,2", "b,1_000"), "a number, not '1_000'", REGRESSION),
+        (change(NUMBERS, "train.csv", "b,2", "b,1e308"), "line 3: the label 1e+308", REGRESSION),
+        (change(NUMBERS, "dev.csv", "a,1", "a,-1e39"), "dev.csv line 2: the label", REGRESSION),
+        (change(NUMBERS, "train.csv", "b,2", "b,1.000000001"), "'label' is 1 in fl", REGRESSION),
+        (trained(NUMBERS, dev_jsonl='{"text": "a", "label": null}'),
+         "dev.jsonl line 1: 'label' is None; it must be text or a number", REGRESSION),
+        (CHOICES, "no column 'd'", CHOICE, "own.choices=a,d"),
+        (change(CHOICES, "dev.csv", "c,0", "c,2"),
+         "dev.csv line 2: unknown label '2'; choose from 0, 1", CHOICE, "own.choices=a,b"),
+        (CHOICES, "line 2: 'a' is 'b'; it must be a list of texts", CHOICE, "own.choices=a"),
+        (choices("bc", "bc", "bcd"), "line 2: 3 choices; it must have 2", CHOICE, "own.choices=o"),
+        (choices("bcd", "bc"), "dev.jsonl: 3 choices a row; it must be 2, as in", CHOICE,
+         "own.choices=o"),
+        (choices("bc", "b"), "line 1: 1 choice; there must be two or more", CHOICE,
+         "own.choices=o"),
+        ({}, "own.name 'CoLA' is the name of another task", "own.name=CoLA"),
+    ],
+    "colla": [({}, "unknown task 'colla'; did you mean 'cola'?")],
+    "cola": [
+        ({}, "own.text is for the task 'own'; 'cola' says what its files a", "own.text=body"),
+        ({}, "squad.head is for squad-1.1 and squad-2.0, not for cola", "squad.head=plain"),
+    ],
+    "sst": [({}, "neither a train.tsv nor a folder SST-2 with one; give GLUE's folder or the t")],
+    "sst-2": [({"train.tsv": COLA, "dev.tsv": COLA}, "train.tsv: no column 'sentence'")],
+    "sts-b": [
+        ({"train.tsv": STS.replace("4.500", value), "dev.tsv": STS},
          "line 2: the label must be a number in [0, 5]")
         for value in ("5.1", "-0.1", "high", "nan", "")
-    ),
-    ("swag", only(ENDINGS, "val.csv"), [], "has no train file; add train with .csv"),
-    ("swag", only(ENDINGS, "train.csv"), [], "has no dev file; add one named dev"),
-    ("swag", change(ENDINGS, "train.csv", "ending", "end"), [], "no columns ending0, ending1, ..."),
-    ("swag", change(ENDINGS, "val.csv", "It ran.", ""), [], "val.csv line 3: choice 2 is empty"),
-    ("swag", change(ENDINGS, "val.csv", ",It ran.", ""), [], "line 3: 9 comma-separated fields"),
-    ("swag", change(ENDINGS, "val.csv", ",1\n", ",3\n"), [], "val.csv line 2: unknown label '3'"),
-    ("swag", change(ENDINGS, "val.csv", "label", "gold"), [], "val.csv: no column 'label'"),
-    ("swag", change(ENDINGS, "val.csv", "sent1", "sent0"), [], "no column 'sent1'; did you mean"),
-    ("swag", change(ENDINGS, "val.csv", 'It\nsank."', "It"), [], "val.csv line 3: not valid CSV"),
-    ("swag", ENDINGS | {"val.csv": FOUR}, [], "val.csv: 4 choices a row; it must be 3, as in"),
-    ("tagging", only(TAGS, "dev.txt"), [], "no train file; add train with .txt, .conll, "),
-    ("tagging", only(TAGS, "train.txt"), [], "no dev file; add one named dev"),
-    ("tagging", TAGS | {"train.jsonl": "{}"}, [], "train.jsonl, train.txt; keep one of them there"),
-    ("tagging", TAGS | {"dev.txt": ""}, [], "dev.txt is empty"),
-    ("tagging", TAGS | {"dev.txt": "A DT _\n"}, [], "line 1: the tag '_' must be O or begin"),
-    ("tagging", {each: "1\ta\tX\n2\tb\tY\n" for each in TAGS}, [], "column 1 numbers the words; "),
-    ("tagging", TAGS | {"dev.txt": "-DOCSTART- O\n\n"}, [], "dev.txt is empty"),
-    ("tagging", TAGS | {"dev.txt": "\nA O\nboat NN O\n"}, [], "line 3: 3 columns; it must have 2,"),
-    ("tagging", TAGS | {"dev.txt": "A\nboat\n"}, [], "line 1: one column; a word and its tag are"),
-    ("tagging", TAGS | {"dev.txt": "\tO\n"}, [], "line 1: the word must not be empty"),
-    ("tagging", TAGS | {"dev.txt": "A\tO \n"}, [], "line 1: the tag 'O ' must be printable"),
-    ("tagging", TAGS | {"dev.txt": "A\t\n"}, [], "line 1: the tag '' must be printable"),
-    ("tagging", TAGS, ["tagging.tag_column=4"], "line 1: tag_column must lie in 0 to 3, not 4"),
-    ("tagging", TAGS, ["tagging.word_column=4"], "line 1: word_column must lie in 1 to 3, not 4"),
-    ("tagging", TAGS, ["tagging.word_column=3"], "both are column 3 of 3"),
-    ("tagging", TAGS | {"dev.txt": "A O\n\nBill B-PERS\n"}, [], "line 3: train has no tag 'B-PERS"),
-    ("tagging", TAGS | {"dev.txt": "A O\nBill PER\n"}, [], "line 2: the tag 'PER' must be O or be"),
-    ("tagging", TAGS | {"train.txt": IOB2 + "a b X\n"}, [], "line 8: the tag 'X' must be O or beg"),
-    ("tagging", TAGS | {"dev.txt": "A B\n"}, [], "line 1: train has no tag 'B'; choose from"),
-    ("tagging", TAGS | {"dev.txt": "A DT O\nB NNP O\n"}, ["tagging.tag_column=2"],
-     "line 2: train has no tag 'NNP'; did you mean 'NN'?"),
-    ("tagging", TAGS | {"train.txt": "A O\n"}, [], "train.txt: every tag is 'O'; two are needed"),
-    *(
-        ("tagging", only(TAGS, "train.txt") | {"dev.jsonl": text}, [], words)
-        for text, words in (
-            ('{"tokens": [], "tags": []}', "dev.jsonl is empty"),
+    ],
+    "swag": [
+        (change(ENDINGS, "train.csv", "ending", "end"), "no columns ending0, ending1, ..."),
+        (change(ENDINGS, "val.csv", "It ran.", ""), "val.csv line 3: choice 2 is empty"),
+        (ENDINGS | {"val.csv": FOUR}, "val.csv: 4 choices a row; it must be 3, as in"),
+    ],
+    "tagging": [
+        (TAGS | {"train.jsonl": "{}"}, "train.jsonl, train.txt; keep one of them there"),
+        ({each: "1\ta\tX\n2\tb\tY\n" for each in TAGS}, "column 1 numbers the words; "),
+        (TAGS, "line 1: tag_column must lie in 0 to 3, not 4", "tagging.tag_column=4"),
+        (TAGS, "both are column 3 of 3", "tagging.word_column=3"),
+        (TAGS | {"train.txt": IOB2 + "a b X\n"}, "line 8: the tag 'X' must be O or beg"),
+        (trained(TAGS, dev_txt="A DT O\nB NNP O\n"),
+         "line 2: train has no tag 'NNP'; did you mean 'NN'?", "tagging.tag_column=2"),
+        (TAGS | {"train.txt": "A O\n"}, "train.txt: every tag is 'O'; two are needed"),
+        *((trained(TAGS, dev_txt=text), words) for text, words in (
+            ("-DOCSTART- O\n\n", "dev.txt is empty"),
+            ("\nA O\nboat NN O\n", "line 3: 3 columns; it must have 2,"),
+            ("A\nboat\n", "line 1: one column; a word and its tag are"),
+            ("\tO\n", "line 1: the word must not be empty"),
+            ("A\tO \n", "line 1: the tag 'O ' must be printable"),
+            ("A O\n\nBill B-PERS\n", "line 3: train has no tag 'B-PERS"),
+            ("A O\nBill PER\n", "line 2: the tag 'PER' must be O or be"),
+        )),
+        *((trained(TAGS, dev_jsonl=text), words) for text, words in (
             ('{"tokens": ["a"], "ner_tags": ["O"]}', "no column 'tags'; did you mean 'ner_tags'?"),
             ('\n{"tokens": ["a", "b"], "tags": ["O"]}', "line 2: 2 tokens and 1 tags"),
             ('{"tokens": ["a"], "tags": [0]}', "line 1: 'tags' is [0]; it must be a list of texts"),
-        )
-    ),
-    ("squad-1.1", {}, [], "add train with .json, .jsonl, .parquet, or name it with squad.tra"),
-    ("squad-1.1", {"train.json": squad(entry())}, [], "no dev file; add one named dev"),
-    ("squad-1.1", {"train.json": squad(entry())}, ["squad.dev=d.json"], "squad.dev: no file"),
-    ("squad-2.0", {"train.json": squad(entry()), "dev.json": squad(entry())}, [],
-     "is the task squad-1.1"),
-]  # fmt: skip
+        )),
+    ],
+    "squad-1.1": [
+        ({}, "add train with .json, .jsonl, .parquet, or name it with squad.tra"),
+    ],
+    "squad-2.0": [
+        (dict.fromkeys(("train.json", "dev.json"), squad(entry())), "is the task squad-1.1"),
+    ],
+}  # fmt: skip
+"""By task: files, what is said of them, and settings."""
 
 
-@pytest.mark.parametrize(("task", "files", "settings", "words"), REFUSALS)
+@pytest.mark.parametrize(
+    ("task", "files", "words", "settings"),
+    [(task, *case[:2], case[2:]) for task, cases in BAD_FILES.items() for case in cases],
+)
 def test_files_and_settings_that_do_not_fit_are_refused_in_one_line(
-    tmp_path, task, files, settings, words
+    tmp_path, task, files, words, settings
 ):
-    refuse(words, lambda: read(task, write_files(tmp_path, files), *settings))
+    refuse(words, read, task, write_files(tmp_path, files), *settings)
 
 
 def test_a_number_of_parquet_has_a_row_not_a_line(tmp_path):
     write_parquet(tmp_path / "dev.parquet", [{"text": "a", "label": "x"}, {"label": "y"}])
-    write_files(tmp_path, only(OWN, "train.tsv"))
-    refuse("dev.parquet row 2: 'text' is None; it must be text", lambda: read("own", tmp_path))
+    write_files(tmp_path, trained(OWN))
+    refuse("dev.parquet row 2: 'text' is None; it must be text", read, "own", tmp_path)
 
 
 @pytest.mark.parametrize("open_it", [read_table, read_text_lines])
@@ -795,6 +749,8 @@ def test_a_file_says_what_the_settings_would(weather):
     settings = [f"own.{line}".replace('"', "").replace(" = ", "=") for line in TASK.splitlines()]
     same = read("own", weather / "data", *settings)
     assert (task.name, task.examples, task.family) == ("weather", same.examples, same.family)
+    assert task.examples["train"][:2] == [Example("fine day", None, 1), Example("bad day", None, 0)]
+    assert task.family.metrics == ("mcc", "accuracy", "f1")
     assert [path.name for path in task.files] == ["weather.toml", "all.csv", "dev.csv"]
 
 
@@ -841,15 +797,8 @@ def test_results_have_the_tasks_name_and_a_changed_file_is_noticed(weather, star
 def test_nothing_is_written_for_data_that_do_not_fit(weather, start):
     (weather / "data" / "dev.csv").write_text("body,mood\na,good\nb,so so\n")
     before = sorted(weather.rglob("*"))
-    for data, words in (
-        ("data", "dev.csv line 3: unknown label 'so so'"),
-        ("nowhere", "is not a folder"),
-    ):
-        with pytest.raises(UserError, match=words):
-            finetune(
-                *(start, str(weather / "weather.toml"), weather / data, weather / "out"),
-                small_finetune(),
-                seeds=1,
-                progress=ignore,
-            )
+    words = {"data": "dev.csv line 3: unknown label 'so so'", "nowhere": "is not a folder"}
+    for data, said in words.items():
+        given = (start, str(weather / "weather.toml"), weather / data, weather / "out")
+        refuse(said, finetune, *given, small_finetune(), seeds=1, progress=ignore)
     assert sorted(weather.rglob("*")) == before
