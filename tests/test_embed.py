@@ -10,7 +10,7 @@ from commands import refuse_command, succeed
 from refusals import refuse
 
 from electra.inference.ask import load_asked
-from electra.inference.embed import CHUNK, embed, embed_units, write_embeddings
+from electra.inference.embed import embed, embed_units, write_embeddings
 from electra.inference.network import load_encoder
 from electra.text.tables import read_texts
 
@@ -81,54 +81,53 @@ def test_a_long_text_is_embedded_in_pieces_of_whole_words(network):
     assert seen[-1][0] == seen[-1][1] == len(pieces) + 1
 
 
-def test_both_files_hold_the_same(network, tmp_path):
+@pytest.mark.parametrize("unit", ["text", "word"])
+def test_both_files_hold_the_same(network, tmp_path, monkeypatch, unit):
     parquet = pytest.importorskip("pyarrow.parquet")
-    texts = TEXTS * (CHUNK // 4 + 1)  # two parts
-    for unit in ("text", "word"):
-        paths = [tmp_path / f"{unit}{kind}" for kind in (".npy", ".parquet")]
-        counts = [write_embeddings(path, network, texts, unit=unit, layer=1) for path in paths]
-        array, table = np.load(paths[0]), parquet.read_table(paths[1])
-        assert [len(array), table.num_rows] == counts
-        states = np.stack(table["embedding"].to_numpy())
-        rows = table["row"].to_numpy()
-        if unit == "text":
-            assert np.array_equal(array, states)
-            assert np.array_equal(rows, np.arange(len(texts)))
-            assert table["text"].to_pylist() == texts
-            assert array[-4:] == pytest.approx(embed(network, TEXTS, layer=1), abs=1e-6)
-        else:
-            assert np.array_equal(array["embedding"], states)
-            assert np.array_equal(array["row"], rows)
-            assert np.array_equal(array["end"], table["end"].to_numpy())
-            words = [texts[e["row"]][e["start"] : e["end"]] for e in array]
-            assert table["text"].to_pylist() == words
-            assert words[-7:] == ["a", "young", "doctor", "painted", "the", "castle", "."]
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".npy", ".npy"] + 2 * [".parquet"]
+    monkeypatch.setattr("electra.inference.embed.CHUNK", 10)
+    texts = TEXTS * 4  # two parts
+    paths = [tmp_path / f"out{kind}" for kind in (".npy", ".parquet")]
+    counts = [write_embeddings(path, network, texts, unit=unit, layer=1) for path in paths]
+    array, table = np.load(paths[0]), parquet.read_table(paths[1])
+    assert [len(array), table.num_rows] == counts
+    states, rows = np.stack(table["embedding"].to_numpy()), table["row"].to_numpy()
+    if unit == "text":
+        assert np.array_equal(array, states)
+        assert np.array_equal(rows, np.arange(len(texts)))
+        assert table["text"].to_pylist() == texts
+        assert array == pytest.approx(embed(network, texts, layer=1), abs=1e-6)
+    else:
+        assert np.array_equal(array["embedding"], states)
+        assert np.array_equal(array["row"], rows)
+        assert np.array_equal(array["end"], table["end"].to_numpy())
+        words = [texts[e["row"]][e["start"] : e["end"]] for e in array]
+        assert table["text"].to_pylist() == words
+        assert words[-7:] == ["a", "young", "doctor", "painted", "the", "castle", "."]
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".npy", ".parquet"]
 
 
 def test_the_verb_reads_lines_and_tables(run, tmp_path, capsys, monkeypatch):
     (tmp_path / "texts.txt").write_text("the queen\n\na boat\n")
     (tmp_path / "table.tsv").write_text("title\tother\nthe queen\t1\na boat\t2\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the queen\na boat")))
+    monkeypatch.chdir(tmp_path)
     for number, words in enumerate((["texts.txt"], ["table.tsv", "--column", "title"], ["-"])):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the queen\na boat")))
-        monkeypatch.chdir(tmp_path)
         printed = succeed(capsys, "embed", run, "--input", *words, "--out", f"{number}.npy").out
         assert "2 embeddings of 128 numbers, one for each text" in printed
-    assert np.array_equal(np.load("0.npy"), np.load("1.npy"))
-    assert np.array_equal(np.load("0.npy"), np.load("2.npy"))
+        assert np.array_equal(np.load("0.npy"), np.load(f"{number}.npy"))
 
 
 def test_what_cannot_be_embedded_is_refused(run, network, tmp_path, capsys):
     (tmp_path / "texts.txt").write_text("the queen\n")
     (tmp_path / "empty.txt").write_text("\n")
-    refuse("holds no line of text", lambda: read_texts(tmp_path / "empty.txt"))
-    refuse("; title must be a column of", lambda: read_texts(tmp_path / "texts.txt", "title"))
-    refuse("layer must lie", lambda: write_embeddings(tmp_path / "x.npy", network, TEXTS, layer=3))
-    given = ["embed", str(run), "--input", str(tmp_path / "texts.txt"), "--out"]
+    refuse("holds no line of text", read_texts, tmp_path / "empty.txt")
+    refuse("; title must be a column of", read_texts, tmp_path / "texts.txt", "title")
+    refuse("layer must lie", write_embeddings, tmp_path / "x.npy", network, TEXTS, layer=3)
+    given = ["embed", run, "--input", tmp_path / "texts.txt", "--out"]
     for words, message in (
-        ([str(tmp_path / "x.txt")], "must be a .npy or .parquet file, not '.txt'"),
-        ([str(tmp_path / "texts.npy"), "--layer", "0"], "layer must lie in 1 to 2, not 0"),
-        ([str(tmp_path / "x.npy"), "--unit", "word", "--pooling", "cls"], "is for --unit text"),
+        (["x.txt"], "must be a .npy or .parquet file, not '.txt'"),
+        (["texts.npy", "--layer", "0"], "layer must lie in 1 to 2, not 0"),
+        (["x.npy", "--unit", "word", "--pooling", "cls"], "is for --unit text"),
     ):
-        refuse_command(message, capsys, *given, *words)
+        refuse_command(message, capsys, *given, tmp_path / words[0], *words[1:])
     assert {path.name for path in tmp_path.iterdir()} == {"texts.txt", "empty.txt"}

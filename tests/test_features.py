@@ -93,8 +93,6 @@ def test_what_does_not_fit_the_start_or_the_task_is_refused(pretrained, data):
         refuse(message, fit_to_start, override(CONFIG, [setting]), pretrained, asked, from_scratch)
 
 
-# --- the head ---
-
 LENGTHS = torch.tensor([7, 3, 1, 5])
 MASK = torch.arange(7) < LENGTHS[:, None]
 KINDS = [(combine, of) for combine in ("concat", "sum") for of in ("tokens", "row")]

@@ -78,9 +78,6 @@ def tune(start, data, tmp_path):
     return tune
 
 
-# --- the network ---
-
-
 def test_a_pair_is_compared_by_the_means_of_its_texts():
     head = PairHead(2, 3, 0.1).eval()
     hidden = torch.tensor([[[1.0, 2], [3, 6], [5, 0], [9, 9]]])
@@ -169,9 +166,6 @@ def test_presets_are_table_7_and_follow_the_encoders_width():
     assert config.dropout_prob == 0.1
 
 
-# --- a seed ---
-
-
 def test_a_seed_is_repeatable_whatever_was_drawn_before_and_another_differs(pretrained, task, rows):
     runs = []
     for earlier, seed in ((1, 0), (step_seed(5, "anything", 2), 0), (1, 1)):
@@ -207,9 +201,6 @@ def test_the_epoch_that_counts_is_the_last_unless_best_is_asked_for(pretrained, 
     keep_tokens(best.model, rows.token_ids)
     again = run_network(best.model, rows.splits["dev"], CPU)["logits"]
     assert torch.equal(again, best.outputs["dev"]["logits"])
-
-
-# --- a folder ---
 
 
 def test_the_folder_holds_scores_predictions_and_what_gave_them(start, tune, tmp_path):
@@ -272,7 +263,6 @@ def test_finished_seeds_are_not_repeated(start, tune, tmp_path):
     refuse(f"{begun} from_scratch;", tune, "a", seeds=2, from_scratch=True)
     refuse("a.incomplete is in the way; finish", lambda: Tokenizer.load(start).save(tmp_path / "a"))
     assert (tmp_path / "a.incomplete/seed-0/results.json").is_file()
-
     seen = []
     continued = tune("a", seeds=2, progress=seen.append)
     assert [record["seed"] for record in seen if record["part"] == "dev"] == [1]

@@ -139,9 +139,6 @@ def encode_file(finetuned, path):
     return family, family.encode(examples, finetuned.tokenizer, length)
 
 
-# --- the answers that training wrote ---
-
-
 LABELS = {"texts": ["other", "woman"], "mean": ["other", "woman"], "features": ["other", "woman"]}
 LABELS |= {"numbers": [], "choices": ["0", "1", "2"], "bilstm": ["0", "1", "2"]}
 
@@ -208,9 +205,6 @@ def test_the_seed_that_is_best_on_dev_answers_unless_another_is_asked_for(runs, 
         assert predict(copy, path) == predict(runs / "texts", path, seed=trained)
 
 
-# --- records ---
-
-
 @pytest.mark.parametrize("name", [each for each in DEV_FILES if each != "mean"])
 def test_a_loaded_model_reads_no_file_and_answers_alike_in_any_batch(runs, tmp_path, name):
     copy = shutil.copytree(runs / name, tmp_path / "run")
@@ -240,8 +234,6 @@ def test_a_record_needs_no_more_than_the_fields_of_its_family(runs):
     tagger = load_model(read_finetuned(runs / "tags"))
     assert tagger.answer([{"tokens": []}]).records == [{"tokens": [], "tags": []}]
 
-
-# --- files ---
 
 TEXTS = ["the queen painted a boat .", 'a "young" doctor, unhesitatingly', "in 1912"]
 
@@ -342,9 +334,6 @@ def test_long_texts_are_cut_and_counted_and_progress_is_told(runs, tmp_path):
     assert told[-1] == (151, 151)
 
 
-# --- refusals ---
-
-
 REFUSED = [
     ("texts", "a.tsv", "texts\tid\nx\t1\n", [], "a.tsv: no column 'text'; its columns are texts, "),
     ("texts", "a.jsonl", "", [], "a.jsonl is empty: it must have at least one row"),
@@ -399,9 +388,6 @@ def test_a_flipped_bit_in_a_fine_tuned_model_is_refused(runs, tmp_path, name):
     assert predict(run, runs / "tags-data" / "dev.conll").records
 
 
-# --- the verb ---
-
-
 def test_answers_are_written_whole_as_json_lines_or_as_a_table(tmp_path):
     found = Answers([{"prediction": "a\tb", "x": 0.5, "tags": ["O", "New York", " "]}] * 2, 0)
     write_answers(tmp_path / "new" / "out.jsonl", found)
@@ -432,20 +418,15 @@ def test_the_verb_answers_a_file_or_standard_input(runs, tmp_path, capsys, monke
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(TEXTS).encode())))
     status, printed, _ = run_command(capsys, "predict", runs / "texts", "--input", "-")
     assert (status, printed) == (0, out.read_text())
-
     named = write_table(tmp_path / "in.tsv", ["review", "label"], [["queen " * 40, ""]])
     words = ["predict", runs / "texts", "--input", named, "--columns", "review"]
     status, printed, err = run_command(capsys, *words, "--seed", "1")
     assert (status, len(printed.splitlines())) == (0, 1), err
     assert "note: 1 of 1 inputs was longer than the run's rows of 24 tokens and was cut" in err
-
     for refused, message in ((out, f"{out} exists already"), (tmp_path / "out.csv", "not '.csv'")):
         status, printed, err = run_command(capsys, *words, "--out", refused)
         assert (status, printed, err.count("\n")) == (2, "", 1)
         assert message in err
-
-
-# --- transformers ---
 
 
 def load(model_class, folder):
@@ -575,7 +556,6 @@ def test_an_exported_classifier_can_be_trained_further(runs, tmp_path, name, row
         exact = theirs.eval()(**inputs).logits
         noisy = torch.stack([theirs.train()(**inputs).logits for _ in range(30)])
     assert (noisy - exact).std() < 0.2 * exact.abs().mean()
-
     labels = exact.argmin(dim=1)  # the contrary of what it has learnt
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
     losses = []

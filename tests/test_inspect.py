@@ -44,11 +44,10 @@ def test_shards_of_any_tokenizer_hold_the_text(shards):
 
 def test_inspect_shards(shards, capsys):
     report = json.loads(succeed(capsys, "inspect", shards, "--json").out)
-    manifest = open_shards(shards).manifest
-    for name in ("train", "heldout"):
+    for name, counts in open_shards(shards).manifest["parts"].items():
         part = report["parts"][name]
-        assert part["tokens"] == manifest["parts"][name]["num_tokens"]
-        assert part["documents"] == manifest["parts"][name]["num_documents"]
+        assert part["tokens"] == counts["num_tokens"]
+        assert part["documents"] == counts["num_documents"]
         assert part["unknown_share"] == 0
         assert sum(part["scripts"].values()) == pytest.approx(1)
         least, *_, greatest = part["document_lengths"]
@@ -59,9 +58,8 @@ def test_inspect_shards(shards, capsys):
     assert row[-1]["token"] == "[SEP]"
     assert 0 < sum(each["masked"] for each in row) < len(row) / 2
     shown = succeed(capsys, "inspect", shards).out
-    assert "every file matches its sha256" in shown
-    assert "Hangul" in shown
-    assert "0: [CLS]" in shown
+    for words in ("every file matches its sha256", "Hangul", "0: [CLS]"):
+        assert words in shown
 
 
 def test_inspect_a_tokenizer(shards, corpus, capsys):
@@ -99,29 +97,30 @@ def test_the_scripts_that_are_told_have_names(tmp_path, capsys):
     assert "Variation" not in shown
 
 
-def test_extension_and_declared_ids(shards, corpus, tmp_path, capsys):
+def test_a_vocabulary_is_extended(shards, corpus, tmp_path, capsys):
     old = shards.parent / "bpe"
-    words = ["tokenizer", str(corpus), "--extend", str(old), "--out", str(tmp_path / "new")]
-    printed = succeed(capsys, *words, "--set", "vocab_size=650").out
+    words = ["tokenizer", corpus, "--extend", old, "--out"]
+    printed = succeed(capsys, *words, tmp_path / "new", "--set", "vocab_size=650").out
     assert "50 tokens added to 600" in " ".join(printed.split())
     assert Tokenizer.load(tmp_path / "new").tokens_by_id[:600] == Tokenizer.load(old).tokens_by_id
-    for extra, message in (
-        (["--kind", "bpe"], "kind is that of the old vocabulary"),
-        (["--set", "vocab_size=100"], "vocab_size must be larger than the 600 tokens"),
-    ):
-        refuse_command(message, capsys, *words[:-1], tmp_path / "no", *extra)
-    main(["tokenizer", "--ids", "20", "--out", str(tmp_path / "ids")])
-    assert Tokenizer.load(tmp_path / "ids").names == tuple(map(str, range(20)))
+    kind = ("--kind", "bpe")
+    refuse_command("kind is that of the old vocabulary", capsys, *words, tmp_path / "no", *kind)
+
+
+def test_ids_are_declared_and_prepared(corpus, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "names.txt").write_text("\n".join("ACDEFG"))
-    main(["tokenizer", "--ids", str(tmp_path / "names.txt"), "--out", str(tmp_path / "named")])
-    assert Tokenizer.load(tmp_path / "named").names == tuple("ACDEFG")
+    named = {"20": map(str, range(20)), "names.txt": "ACDEFG"}
+    for ids, names in named.items():
+        main(["tokenizer", "--ids", ids, "--out", f"of-{ids}"])
+        assert Tokenizer.load(tmp_path / f"of-{ids}").names == tuple(names)
     (tmp_path / "a.jsonl").write_text('[0, 1, 2, 3]\n{"text": [4, 5, 5]}\n[1, 1]\n')
-    out = ["--tokenizer", str(tmp_path / "named"), "--out", str(tmp_path / "shards")]
-    main(["prepare", str(tmp_path / "a.jsonl"), *out, "--set", "workers=1"])
+    words = ["prepare", "a.jsonl", "--tokenizer", "of-names.txt", "--out", "shards"]
+    main([*words, "--set", "workers=1"])
     found = open_shards(tmp_path / "shards")
     tokens = [index for shard in (*found.train, *found.heldout) for index in shard.tokens.tolist()]
     assert sorted(tokens) == sorted([0, 1, 2, 3, 4, 5, 5, 1, 1])
-    words = "tokenizer", corpus, "--ids", 20, "--out", tmp_path / "no"
+    words = "tokenizer", corpus, "--ids", 20, "--out", "no"
     refuse_command("it takes no text", capsys, *words)
 
 

@@ -12,17 +12,8 @@ from electra.interop.card import describe_run
 from electra.interop.export import export
 from electra.interop.importing import import_model
 from electra.presets import PRESETS
+from electra.reports import glossary
 from electra.reports.curves import draw_svg, find_panels, without_scraps
-from electra.reports.glossary import (
-    GLOSSARY,
-    Metric,
-    describe_heldout,
-    format_about,
-    format_count,
-    format_interval,
-    format_seconds,
-    list_panels,
-)
 from electra.reports.page import write_page
 from electra.reports.rendering import Table, to_latex, to_markdown
 from electra.reports.runs import (
@@ -299,12 +290,12 @@ def test_latex_escapes():
 
 
 def test_counts_and_times():
-    counts = [format_count(n) for n in (0, 950, 999.6, 12_345, 76.8e6, 3.4e9, 5e15)]
+    counts = [glossary.format_count(n) for n in (0, 950, 999.6, 12_345, 76.8e6, 3.4e9, 5e15)]
     assert counts == ["0", "950", "1.00k", "12.3k", "76.8M", "3.40G", "5000T"]
-    about = [format_about(s) for s in (5, 130, 7100, 7300, 30_200_000, 3.1e12)]
+    about = [glossary.format_about(s) for s in (5, 130, 7100, 7300, 30_200_000, 3.1e12)]
     expected = ["1 minute", "2 minutes", "120 minutes", "2 hours", "350 days", "98,000 years"]
     assert about == [f"about {each}" for each in expected]
-    seconds = [format_seconds(s) for s in (0.2, 59.7, 185, 7620, 367_200)]
+    seconds = [glossary.format_seconds(s) for s in (0.2, 59.7, 185, 7620, 367_200)]
     assert seconds == ["0s", "1m00s", "3m05s", "2h07m", "4d06h"]
 
 
@@ -382,11 +373,11 @@ def test_labels_stand_inside_however_many_digits_the_ticks_have(run_folder):
 
 def test_a_new_metric_is_one_record(run, run_folder, tmp_path, monkeypatch, capsys, open_terminal):
     """Display, log, report and card read the glossary."""
-    new = Metric(
+    new = glossary.Metric(
         "luck", "share", ".2f", "What chance gave.", ("good", "luck", 4), "generator", "Fortune",
         heldout=True, summary=True,
     )  # fmt: skip
-    monkeypatch.setitem(GLOSSARY, "luck", new)
+    monkeypatch.setitem(glossary.GLOSSARY, "luck", new)
     records = [record("train", 50, luck=0.11), record("heldout", 50, luck=0.22)]
 
     def show():
@@ -405,7 +396,7 @@ def test_a_new_metric_is_one_record(run, run_folder, tmp_path, monkeypatch, caps
     page = Tags((tmp_path / "page.html").read_text())
     for text in ("Fortune", "luck (share)", "0.22", "What chance gave."):
         assert text in page.text
-    assert describe_heldout(records[1])["luck"] == "0.22"
+    assert glossary.describe_heldout(records[1])["luck"] == "0.22"
     card = tmp_path / "card"
     shutil.copytree(run, card)
     write_records(card, records)
@@ -431,7 +422,7 @@ def test_hostile_text_stays_text(tmp_path):
 
 
 def test_curves_are_drawn_in_the_colours_of_the_page(run_folder):
-    svg = draw_svg(list_panels()[1], read_runs([run_folder]))
+    svg = draw_svg(glossary.list_panels()[1], read_runs([run_folder]))
     colours = ("var(--curve-0)", "var(--curve-1)")
     for text in (*colours, "disc_loss (nats)", "constant_disc_loss", "held-out"):
         assert text in svg
@@ -440,7 +431,7 @@ def test_curves_are_drawn_in_the_colours_of_the_page(run_folder):
 @pytest.mark.parametrize("part", ["train", "heldout"])
 def test_a_run_of_one_record_is_drawn_alike_each_time(run_folder, part):
     write_records(run_folder, [record(part, 50)])
-    for panel in list_panels()[1], list_panels()[-1]:
+    for panel in glossary.list_panels()[1], glossary.list_panels()[-1]:
         first, second = (draw_svg(panel, read_runs([run_folder])) for _ in range(2))
         assert first == second
 
@@ -483,7 +474,7 @@ def test_readme_and_page_are_replaced_between_their_markers_only(run_folder, rea
     [(1.24, None, "+1.2"), (1.24, 0.66, "+1.2 ± 0.7"), (-1.31, 1.29, "-1.31 ± 1.29")],
 )
 def test_an_interval_shows_whether_it_includes_zero(mean, half_width, text):
-    assert format_interval(mean, half_width, sign="+") == text
+    assert glossary.format_interval(mean, half_width, sign="+") == text
 
 
 def test_recipes_of_a_suite_are_columns_of_one_table(run_folder, readme):

@@ -29,6 +29,7 @@ from electra.method.registry import sketch_objective
 from electra.presets import PRESETS
 from electra.pretraining.continuation import branch
 from electra.pretraining.loop import pretrain, resume
+from electra.reproduce import report
 from electra.reproduce.plan import (
     Setup,
     count_finetunings,
@@ -45,14 +46,6 @@ from electra.reproduce.records import (
     estimate_gain,
     keep_scores,
     read_all_records,
-)
-from electra.reproduce.report import (
-    describe,
-    describe_collapses,
-    describe_devices,
-    draw,
-    tabulate,
-    write_results,
 )
 from electra.reproduce.run import Session
 from electra.reproduce.suite import Ordering, Row, Suite, find_suite, list_suites, read_suite
@@ -194,7 +187,7 @@ def test_a_suite_from_its_file_to_its_page(
 
     def count_and_write(out, suite, records, *rest):
         written.append(len(records))
-        return write_results(out, suite, records, *rest)
+        return report.write_results(out, suite, records, *rest)
 
     monkeypatch.setattr("electra.reproduce.run.write_results", count_and_write)
     said(*one)
@@ -450,7 +443,6 @@ def test_the_work_that_is_left(toy_suite, toy_shards, toy_question, tmp_path):
     whole = per_token * float(rows.lengths.sum())
     assert counts["ELECTRA", "own"] == pytest.approx(whole, rel=0.1)
     assert counts["BERT", "own"] == counts["ELECTRA", "own"]
-
     trunk, branched = plan.units[0]
     finetuning = counts["ELECTRA", "own"]
     folder = tmp_path / trunk.name
@@ -693,7 +685,7 @@ def drawn(tmp_path, monkeypatch):
 
     def drawn(suite, records):
         series.clear()
-        draw(suite, compare(suite, records), tmp_path)
+        report.draw(suite, compare(suite, records), tmp_path)
         return series
 
     return drawn
@@ -740,16 +732,16 @@ def test_runs_that_were_not_computed_alike_are_told():
     cpu, suite = {"devices": ["CPU, float32"]}, suite_of("a", "b")
     records = [record(row, seed, 0.5) | cpu for row in "ab" for seed in (0, 1)]
     cells = compare(suite, records)
-    assert describe_devices(cells, records) == []
+    assert report.describe_devices(cells, records) == []
     records[1]["devices"] = ["CPU, bfloat16"]
-    (told,) = describe_devices(cells, records)
+    (told,) = report.describe_devices(cells, records)
     assert "a and b (seeds 1)" in told
 
 
 def test_a_gain_of_fewer_seeds_than_the_score_says_so():
     suite = suite_of("a", "b")
     records = [record("a", 0, 0.5), record("a", 1, 0.6), record("b", 0, 0.4)]
-    assert "10.0 (1 of the seeds)" in tabulate(suite, compare(suite, records)).rows[0]
+    assert "10.0 (1 of the seeds)" in report.tabulate(suite, compare(suite, records)).rows[0]
 
 
 def test_a_row_enters_the_noise_of_a_gain_once():
@@ -773,8 +765,8 @@ def test_a_row_enters_the_noise_of_a_gain_once():
 def test_collapsed_fine_tunings_are_told(toy_suite):
     suite = read_suite(toy_suite)
     records = [record("BERT", 0, 0.5) | {"collapsed": ["own"]}, record("BERT", 1, 0.6)]
-    assert "own 1 of 2" in describe_collapses(suite, records)[0]
-    assert describe_collapses(suite, records[1:]) == []
+    assert "own 1 of 2" in report.describe_collapses(suite, records)[0]
+    assert report.describe_collapses(suite, records[1:]) == []
 
 
 def test_gains_are_paired_and_judged():
@@ -795,7 +787,7 @@ def test_gains_are_paired_and_judged():
         **{"above": "higher, as in the paper", "told": "higher, as in the paper"},
         "below": "lower, against the paper",
     }
-    told = describe(suite, list(cells.values()), 3, 3)
+    told = report.describe(suite, list(cells.values()), 3, 3)
     assert told[-1].startswith("Differs here, and the paper tells no order: silent against base")
     assert cells["above"].gain.mean == pytest.approx(10)
     lower = Ordering(row="told", against="silent", side="lower")
@@ -810,7 +802,7 @@ def test_gains_are_paired_and_judged():
     for few in (1, 2):
         early = {cell.name: cell for cell in compare(suite, records[: few * len(gains)])}
         assert early["above"].verdict == "too few seeds"
-        told = describe(suite, [early["above"]], few, 3)
+        told = report.describe(suite, [early["above"]], few, 3)
         assert told[-1].endswith("Below 3 seeds no winner is named.")
 
 

@@ -27,14 +27,9 @@ pytestmark = pytest.mark.slow
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site") / "site"
     words = ["-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=ROOT,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},  # an announcement, not about the site
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environ = os.environ | {"NO_MKDOCS_2_WARNING": "1"}  # an announcement, not about the site
+    how = {"cwd": ROOT, "env": environ, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, *words], check=False, **how)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
     return folder
@@ -66,20 +61,18 @@ def test_every_link_leads_to_a_file_of_the_site(site):
 
 def test_nothing_is_loaded_from_elsewhere(site):
     """No script, style, font or picture of another site; links to read on are another matter."""
+    linked = r'<link[^>]*rel="(?:stylesheet|icon|preconnect)"[^>]*href="([^"]*)"'
     for page in site.rglob("*.html"):
         text = page.read_text()
         loaded = re.findall(r'<(?:script|img|iframe)[^>]*src="([^"]*)"', text)
-        loaded += re.findall(
-            r'<link[^>]*rel="(?:stylesheet|icon|preconnect)"[^>]*href="([^"]*)"', text
-        )
+        loaded += re.findall(linked, text)
         assert [link for link in loaded if "//" in link] == [], page
 
 
 def test_verbs_settings_and_docstrings_are_in_the_reference(site):
     verbs = (site / "verbs" / "index.html").read_text()
-    for group in VERBS.values():
-        for verb in group:
-            assert f"electra {verb.__name__.rstrip('_')}" in verbs, verb
+    for verb in (verb for group in VERBS.values() for verb in group):
+        assert f"electra {verb.__name__.rstrip('_')}" in verbs, verb
     settings = (site / "settings" / "index.html").read_text()
     for name, value in vars(config).items():
         if dataclasses.is_dataclass(value):

@@ -44,9 +44,6 @@ def test_texts_that_make_no_rows_are_refused(toy_tokenizer, context, answer, wor
     refuse(f"question 'q': {words}", SpanExtraction().encode, [question], toy_tokenizer, 32)
 
 
-# --- windows ---
-
-
 @pytest.mark.parametrize(("size", "stride"), [(5, 3), (8, 4), (9, 2), (1, 1), (70, 35)])
 def test_windows_overlap_and_a_token_is_owned_by_the_one_that_shows_most_around_it(size, stride):
     for num_tokens in range(1, 60):
@@ -166,9 +163,6 @@ def test_rows_hold_question_and_window_and_say_where_the_answer_is(
     assert sum(count > 0 for count in num_found.values()) > 55
 
 
-# --- answers ---
-
-
 def every_span(split, rows, span_score):
     """The best score of each text of each question, over all spans that may be answers."""
     found = [{} for _ in split]
@@ -254,9 +248,6 @@ def test_a_beam_gives_the_best_of_its_spans(encoded):
     for number, odds in enumerate(answers.null_odds):
         of_question = [window.question == number for window in rows.windows]
         assert odds == pytest.approx(float(outputs["unanswerable"][of_question].min()))
-
-
-# --- the task ---
 
 
 def encode_split(split, tokenizer, **family):

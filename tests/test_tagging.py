@@ -62,9 +62,6 @@ def say(task: Task, rows: Rows, labels) -> dict[str, torch.Tensor]:
     return {"logits": F.one_hot(places, len(task.family.labels)).float()}
 
 
-# --- rows ---
-
-
 def context(sizes: list[int], word: int, words: range) -> list[int]:
     """Tokens on the two sides of a word in the row of these words."""
     sides = range(words.start, word), range(word + 1, words.stop)
@@ -129,7 +126,6 @@ def test_no_word_is_lost_or_scored_twice(toy_tokenizer, sequence_length):
     assert labels == list(itertools.chain(*gold))
     starts = [(toy_tokenizer.encode(word) or [toy_tokenizer.unk_id])[0] for word in words]
     assert rows.input_ids[at_words].tolist() == starts
-
     guesses = [[rng.choice((tag, "O", "I-PER")) for tag in tags] for tags in gold]
     scores = task.family.score(rows, say(task, rows, itertools.chain(*guesses)))
     theirs = by_seqeval(gold, guesses, average="micro")
@@ -159,9 +155,6 @@ def test_conll_2003_is_read_whole_and_every_word_scored_once():
     assert (len(pos.family.labels), pos.family.metrics) == (45, ("accuracy",))
     chunks = read_tagging_task(DATA / "conll2003", tag_column=3)
     assert {"B-NP", "I-VP"} < set(chunks.family.labels)
-
-
-# --- answers ---
 
 
 def test_the_loss_is_the_mean_over_scored_words(toy_tokenizer):
@@ -197,8 +190,6 @@ def test_predictions_are_lines_that_conlleval_reads(toy_tokenizer, tmp_path):
     assert (tmp_path / "test_predictions.conll").read_text() == "a? DT DT\nboat NN DT\n\n"
     assert not (tmp_path / "test_types.tsv").exists()
 
-
-# --- entities ---
 
 TYPES = ("PER", "LOC", "geo-area")
 PREFIXES = {"IOB1": "IB", "IOB2": "BI", "BIOES": "BIES", "BILOU": "BILU"}

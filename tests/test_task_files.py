@@ -630,7 +630,6 @@ BAD_FILES = {
         (trained(OWN, dev_jsonl='{"text": "a", "label": "good"}\n{"text": "a"}'),
          "dev.jsonl line 2: no 'label'; it must be text"),
         (trained(OWN, dev_jsonl='{"text": "a", "label": 0.5}'), "'label' is 0.5"),
-        (trained(OWN, dev_jsonl="\n{"), "line 2: not valid JSON"),
         (trained(OWN, dev_parquet="no"), "dev.parquet is damaged or cut of"),
         (OWN | {"dev.xls": "a"}, "must be .tsv, .csv, .jsonl, .parquet, c", "own.dev=dev.xls"),
         (OWN | {"train.tsv": b"text\tlabel\n\xff\tgood\n"}, "train.tsv line 2: not UTF-8 t"),
@@ -640,21 +639,16 @@ BAD_FILES = {
         ({"train.csv": "text,text,label\na,b,x\n", "dev.tsv": DEV}, "two columns are named"),
         (change(NUMBERS, "train.csv", "b,2", "b,inf"), "line 3: the label must be", REGRESSION),
         (change(NUMBERS, "train.csv", "b,2", "b,1_000"), "a number, not '1_000'", REGRESSION),
-        (change(NUMBERS, "train.csv", "b,2", "b,1e308"), "line 3: the label 1e+308", REGRESSION),
         (change(NUMBERS, "dev.csv", "a,1", "a,-1e39"), "dev.csv line 2: the label", REGRESSION),
         (change(NUMBERS, "train.csv", "b,2", "b,1.000000001"), "'label' is 1 in fl", REGRESSION),
         (trained(NUMBERS, dev_jsonl='{"text": "a", "label": null}'),
          "dev.jsonl line 1: 'label' is None; it must be text or a number", REGRESSION),
-        (CHOICES, "no column 'd'", CHOICE, "own.choices=a,d"),
-        (change(CHOICES, "dev.csv", "c,0", "c,2"),
-         "dev.csv line 2: unknown label '2'; choose from 0, 1", CHOICE, "own.choices=a,b"),
         (CHOICES, "line 2: 'a' is 'b'; it must be a list of texts", CHOICE, "own.choices=a"),
         (choices("bc", "bc", "bcd"), "line 2: 3 choices; it must have 2", CHOICE, "own.choices=o"),
         (choices("bcd", "bc"), "dev.jsonl: 3 choices a row; it must be 2, as in", CHOICE,
          "own.choices=o"),
         (choices("bc", "b"), "line 1: 1 choice; there must be two or more", CHOICE,
          "own.choices=o"),
-        ({}, "own.name 'CoLA' is the name of another task", "own.name=CoLA"),
     ],
     "colla": [({}, "unknown task 'colla'; did you mean 'cola'?")],
     "cola": [
@@ -664,8 +658,7 @@ BAD_FILES = {
     "sst": [({}, "neither a train.tsv nor a folder SST-2 with one; give GLUE's folder or the t")],
     "sst-2": [({"train.tsv": COLA, "dev.tsv": COLA}, "train.tsv: no column 'sentence'")],
     "sts-b": [
-        ({"train.tsv": STS.replace("4.500", value), "dev.tsv": STS},
-         "line 2: the label must be a number in [0, 5]")
+        (dict.fromkeys(("train.tsv", "dev.tsv"), STS.replace("4.500", value)), "number in [0, 5]")
         for value in ("5.1", "-0.1", "high", "nan", "")
     ],
     "swag": [
@@ -678,7 +671,6 @@ BAD_FILES = {
         ({each: "1\ta\tX\n2\tb\tY\n" for each in TAGS}, "column 1 numbers the words; "),
         (TAGS, "line 1: tag_column must lie in 0 to 3, not 4", "tagging.tag_column=4"),
         (TAGS, "both are column 3 of 3", "tagging.word_column=3"),
-        (TAGS | {"train.txt": IOB2 + "a b X\n"}, "line 8: the tag 'X' must be O or beg"),
         (trained(TAGS, dev_txt="A DT O\nB NNP O\n"),
          "line 2: train has no tag 'NNP'; did you mean 'NN'?", "tagging.tag_column=2"),
         (TAGS | {"train.txt": "A O\n"}, "train.txt: every tag is 'O'; two are needed"),
@@ -688,7 +680,6 @@ BAD_FILES = {
             ("A\nboat\n", "line 1: one column; a word and its tag are"),
             ("\tO\n", "line 1: the word must not be empty"),
             ("A\tO \n", "line 1: the tag 'O ' must be printable"),
-            ("A O\n\nBill B-PERS\n", "line 3: train has no tag 'B-PERS"),
             ("A O\nBill PER\n", "line 2: the tag 'PER' must be O or be"),
         )),
         *((trained(TAGS, dev_jsonl=text), words) for text, words in (

@@ -22,9 +22,6 @@ def encode(family, examples, tokenizer, sequence_length=32):
 TEXTS = Classification(("f1",), ("n", "y"))
 
 
-# --- rows ---
-
-
 @pytest.mark.parametrize("room", [1, 5, 6, 13])
 def test_pairs_are_cut_a_token_at_a_time_from_the_longer_text(room):
     for size_a in range(15):
@@ -98,9 +95,6 @@ def test_an_epoch_holds_every_row_once_with_little_padding():
         assert torch.cat(other).tolist() != torch.cat(batches).tolist()
 
 
-# --- metrics ---
-
-
 def test_scores_by_hand():
     metrics = {"accuracy": 3 / 5, "f1": 2 / 3, "mcc": 1 / 6}
     assert score(metrics, [0, 0, 1, 1, 1], [0, 1, 1, 1, 0]) == pytest.approx(metrics)
@@ -115,9 +109,6 @@ def test_constant_predictions_score_without_warnings():
     assert score(expected, [0, 1], [0, 0]) == expected
     expected = {"mcc": 0.0, "f1": 1.0, "pearson": 0.0}
     assert score(expected, [1, 1], [1, 1]) == expected
-
-
-# --- choices ---
 
 
 def test_every_choice_is_a_row_beside_the_context(toy_tokenizer):
