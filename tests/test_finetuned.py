@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from commands import run_command, run_python_of, succeed
+from commands import refuse_command, run_python_of, succeed
 from refusals import refuse
 from runs import flip_bit
 from tasks import ignore, small_finetune, write_files
@@ -23,7 +23,6 @@ from electra.checkpoints.folder import read_finetuned, read_model
 from electra.checkpoints.names import expand_classifier
 from electra.files import write_json
 from electra.finetuning.loop import finetune
-from electra.finetuning.network import load_network
 from electra.inference.predict import Answers, list_json, list_rows, load_model, write_answers
 from electra.interop.export import describe_finetuned, export, write_plain
 from electra.settings import override
@@ -31,7 +30,6 @@ from electra.tasks.family import number_records
 from electra.tasks.registry import read_records, restore_family
 from electra.tasks.rows import make_batch
 from electra.text.tables import TABLE_FORMATS
-from electra.training.machine import Machine
 
 CPU = torch.device("cpu")
 CONFIG = small_finetune(learning_rate=3e-3, epochs=1, sequence_length=24)
@@ -367,13 +365,13 @@ def test_files_that_do_not_fit_are_refused_in_one_line(
 def test_folders_that_are_no_finished_fine_tuning_are_refused(runs, start, tmp_path):
     for folder in (tmp_path, start, tmp_path / "nowhere"):
         refuse("is not a finished folder of `electra finetune`", read_finetuned, folder)
-    refuse("texts has no seed 7; choose from 0, 1", lambda: read_finetuned(runs / "texts", 7))
-    (tmp_path / "config.json").write_text((runs / "texts" / "config.json").read_text())
-    refuse("and a results.json", lambda: read_finetuned(tmp_path))
+    refuse("texts has no seed 7; choose from 0, 1", read_finetuned, runs / "texts", 7)
+    shutil.copy(runs / "texts" / "config.json", tmp_path)
+    refuse("and a results.json", read_finetuned, tmp_path)
     write_json(tmp_path / "results.json", {"metric": "accuracy"})
-    refuse("is not a folder that `electra finetune` wrote", lambda: read_finetuned(tmp_path))
-    (tmp_path / "results.json").write_text((runs / "texts" / "results.json").read_text())
-    refuse("seed-0/model/config.json", lambda: read_finetuned(tmp_path, 0))
+    refuse("is not a folder that `electra finetune` wrote", read_finetuned, tmp_path)
+    shutil.copy(runs / "texts" / "results.json", tmp_path)
+    refuse("seed-0/model/config.json", read_finetuned, tmp_path, 0)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer/tokenizer.json"])
@@ -413,20 +411,16 @@ def test_the_verb_answers_a_file_or_standard_input(runs, tmp_path, capsys, monke
     assert [json.loads(line) for line in out.read_text().splitlines()] == expected
     seed = read_finetuned(runs / "texts").seed
     assert printed.strip() == f"wrote {out}: 3 answers of seed {seed} of {runs / 'texts'}"
-    status, printed, _ = run_command(capsys, *words)
-    assert printed == out.read_text()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(TEXTS).encode())))
-    status, printed, _ = run_command(capsys, "predict", runs / "texts", "--input", "-")
-    assert (status, printed) == (0, out.read_text())
+    for each in (words, [*words[:-1], "-"]):
+        assert succeed(capsys, *each).out == out.read_text()
     named = write_table(tmp_path / "in.tsv", ["review", "label"], [["queen " * 40, ""]])
     words = ["predict", runs / "texts", "--input", named, "--columns", "review"]
-    status, printed, err = run_command(capsys, *words, "--seed", "1")
-    assert (status, len(printed.splitlines())) == (0, 1), err
+    printed, err = succeed(capsys, *words, "--seed", "1")
+    assert len(printed.splitlines()) == 1, err
     assert "note: 1 of 1 inputs was longer than the run's rows of 24 tokens and was cut" in err
-    for refused, message in ((out, f"{out} exists already"), (tmp_path / "out.csv", "not '.csv'")):
-        status, printed, err = run_command(capsys, *words, "--out", refused)
-        assert (status, printed, err.count("\n")) == (2, "", 1)
-        assert message in err
+    for name, message in (("out.jsonl", f"{out} exists already"), ("out.csv", "not '.csv'")):
+        refuse_command(message, capsys, *words, "--out", tmp_path / name)
 
 
 def load(model_class, folder):
@@ -439,18 +433,6 @@ def read_in_float32(run):
     """The model of a run, whatever the precision of its training."""
     model = read_finetuned(run)
     return dataclasses.replace(model, config=dataclasses.replace(model.config, precision="float32"))
-
-
-def logits_of_rows(run, path):
-    """Our network's outputs in float32, and what transformers reads of the same rows."""
-    model = read_in_float32(run)
-    family, rows = encode_file(model, path)
-    batch = make_batch(rows, torch.arange(len(rows)), CPU)
-    theirs = {"input_ids": batch.input_ids, "token_type_ids": batch.token_type_ids}
-    theirs["attention_mask"] = None if batch.attention_mask is None else batch.attention_mask.long()
-    with torch.inference_mode():
-        outputs = load_network(model, family, Machine()).eval()(batch)
-    return outputs, {name: values for name, values in theirs.items() if values is not None}
 
 
 def test_a_classifier_exports_and_its_pipeline_answers_alike(runs, sentences, tmp_path):
@@ -466,25 +448,21 @@ def test_a_classifier_exports_and_its_pipeline_answers_alike(runs, sentences, tm
 
 
 def test_a_regression_exports_and_its_pipeline_answers_in_its_range(runs, tmp_path):
-    model = read_finetuned(runs / "numbers")
-    shifted = dataclasses.replace(model, facts=model.facts | {"label_range": [-1.0, 2.0]})
-    path = runs / "numbers-data" / "dev.tsv"
-    outputs, inputs = logits_of_rows(runs / "numbers", path)
-    for name, each, factor, least in (("hf", model, 5, 0), ("shifted", shifted, 3, -1)):
+    model, path = read_finetuned(runs / "numbers"), runs / "numbers-data" / "dev.tsv"
+    pairs = [line.split("\t")[1:3] for line in path.read_text().splitlines()[1:]]
+    asked = [{"text": first, "text_pair": second} for first, second in pairs]
+    for name, label_range in (("usual", [0.0, 5.0]), ("shifted", [-1.0, 2.0])):
+        each = dataclasses.replace(model, facts=model.facts | {"label_range": label_range})
         (tmp_path / name).mkdir()
         write_plain(tmp_path / name, describe_finetuned(each))
         theirs = load(transformers.AutoModelForSequenceClassification, tmp_path / name)
         assert theirs.config.problem_type == "regression"
-        expected = outputs["logits"] * factor + least
-        with torch.inference_mode():
-            torch.testing.assert_close(theirs(**inputs).logits, expected, atol=1e-4, rtol=0)
-    pipeline = transformers.pipeline("text-classification", model=str(tmp_path / "hf"))
-    pairs = [line.split("\t")[1:3] for line in path.read_text().splitlines()[1:]]
-    asked = [{"text": first, "text_pair": second} for first, second in pairs]
-    found = pipeline(asked, truncation=True)
-    assert {each["label"] for each in found} == {"score"}
-    numbers = [each["prediction"] for each in predict(runs / "numbers", path).records]
-    assert [each["score"] for each in found] == pytest.approx(numbers, abs=1e-4)
+        pipeline = transformers.pipeline("text-classification", model=str(tmp_path / name))
+        found = pipeline(asked, truncation=True)
+        assert {one["label"] for one in found} == {"score"}
+        numbers = [one["prediction"] for one in ask(each, path).records]
+        assert [one["score"] for one in found] == pytest.approx(numbers, abs=1e-4)
+    assert model.facts["label_range"] == [0.0, 5.0]
 
 
 def test_a_tagger_exports_and_its_pipeline_answers_alike(runs, sentences, tmp_path):
@@ -542,12 +520,16 @@ def test_more_labels_than_pairs_of_units_are_refused():
     refuse("32 hidden units can", lambda: expand_classifier(torch.ones(17, 32), torch.ones(17)))
 
 
-@pytest.mark.parametrize(("name", "rows"), [("texts", (16,)), ("choices", (16, 3))])
-def test_an_exported_classifier_can_be_trained_further(runs, tmp_path, name, rows):
+@pytest.mark.parametrize(("name", "shape"), [("texts", (16,)), ("choices", (16, 3))])
+def test_an_exported_classifier_can_be_trained_further(runs, tmp_path, name, shape):
     kind = export(runs / name, tmp_path / "hf")
     theirs = getattr(transformers, kind).from_pretrained(tmp_path / "hf")
-    _, inputs = logits_of_rows(runs / name, runs / f"{name}-data" / "dev.tsv")
-    inputs = {key: each[: math.prod(rows)].unflatten(0, rows) for key, each in inputs.items()}
+    _, rows = encode_file(read_finetuned(runs / name), runs / DEV_FILES[name])
+    batch = make_batch(rows, torch.arange(16), CPU)
+    inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+    if shape != (16,):
+        inputs["token_type_ids"] = batch.token_type_ids
+    inputs = {key: each.long().unflatten(0, shape) for key, each in inputs.items()}
     for module in theirs.electra.modules():  # the head's noise alone
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0

@@ -57,7 +57,7 @@ def test_the_library_resolves_settings_as_the_command_does(
 ):
     """Warm-up, and the sizes of the model that a run begins with; a longer run keeps both."""
     settings = BRIEF | ({"train.init_from": run} if continues else {})
-    for steps in (6, 12):
+    for steps in (6, 12)[: 1 + continues]:
         settings["train.steps"] = steps
         words = [f"{name}={value}" for name, value in settings.items()]
         words += ["--recipe", recipe] if recipe else []
