@@ -505,18 +505,6 @@ def test_recipes_of_a_suite_are_columns_of_one_table(run_folder, readme):
     assert "[recipe best](best/README.md), 6 of 9 runs" in page
 
 
-def test_readme_shows_no_quickstart(run_folder, readme):
-    quickstart = run_folder.parent / "quickstart-busy"
-    shutil.copytree(run_folder, quickstart)
-    for folder in (run_folder, quickstart):
-        write_finetuning(folder, from_scratch=False, median=0.5)
-    write_finetuning(quickstart, "mrpc", from_scratch=False, median=0.5)
-    update_readme(readme, run_folder.parent)
-    assert "| cola | mcc | 0.500" in readme.read_text()
-    assert "quickstart-busy" not in readme.read_text()
-    assert "| quickstart-busy | cola |" in (readme.parent / "results/README.md").read_text()
-
-
 @pytest.mark.parametrize("name", ["README.md", "results/README.md"])
 @pytest.mark.parametrize("text", ["", BEGIN, END, f"{END}\n{BEGIN}", f"{BEGIN}{END}{BEGIN}"])
 def test_files_without_their_markers_are_left_alone(run_folder, readme, name, text):

@@ -505,14 +505,21 @@ def test_a_folder_of_runs_is_filled_by_one_command_at_a_time(refusal, tmp_path):
     assert not list((tmp_path / "runs").glob("*"))
 
 
-def test_timings_of_refused_settings_are_not_kept(toy_suite, toy_shards, tmp_path):
+def test_what_runs_were_begun_with_may_change_until_there_is_one(toy_suite, toy_shards, tmp_path):
+    """Timings of refused settings are not kept, either."""
     suite = read_suite(toy_suite)
-    plan = make_plan(suite, open_shards(toy_shards))
+    other = dataclasses.replace(suite, finetune={"all": ("epochs=2",)})
+    plan = open_plan(suite, toy_shards, tmp_path, 1)
     keep_plan(suite, plan._replace(shards="others", step_seconds={"BERT": 9.0}), tmp_path)
-    # There is no run yet, so that the folder may still be that of another comparison.
-    assert "BERT" not in open_plan(suite, toy_shards, tmp_path, 1).step_seconds
-    (tmp_path / "bert-1-seed-0").mkdir()
-    refuse("begun with other shards", lambda: open_plan(suite, toy_shards, tmp_path, 1))
+    plan = open_plan(other, toy_shards, tmp_path, 1)
+    assert "BERT" not in plan.step_seconds
+    keep_plan(other, plan, tmp_path)
+    folder = tmp_path / plan.runs[0].name / "finetune-own"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    refuse("own with epochs=2, not epochs=1 ", open_plan, suite, toy_shards, tmp_path, 1)
+    keep_plan(other, plan._replace(shards="others"), tmp_path)
+    refuse("begun with other shards", open_plan, other, toy_shards, tmp_path, 1)
 
 
 @pytest.mark.parametrize(
@@ -574,19 +581,20 @@ def test_a_part_with_a_fixed_number_of_steps_does_not_cost_the_others(toy_suite,
 
 
 def test_a_suite_extends_several_files_of_which_later_ones_win(tmp_path):
+    def read(name, text):
+        (tmp_path / name).write_text(text)
+        return read_suite(tmp_path / name)
+
     (tmp_path / "size.toml").write_text('preset = "tiny"\nbudget = 1e13\nseeds = 2')
-    path = tmp_path / "own.toml"
-    path.write_text('extends = ["table-5", "size.toml"]\nseeds = 5')
-    suite, base = read_suite(path), read_suite(find_suite("table-5"))
+    suite = read("own.toml", 'extends = ["table-5", "size.toml"]\nseeds = 5')
+    base = read_suite(find_suite("table-5"))
     assert (suite.preset, suite.budget, suite.seeds) == ("tiny", 1e13, 5)
     assert (suite.title, suite.rows) == (base.title, base.rows)
     assert suite.orderings == base.orderings != ()
-    path.write_text('extends = "table-5"\nbudget = 1e13\n[[rows]]\nname = "BERT"\n')
-    assert read_suite(path).orderings == ()  # they are of rows that are not there
-    last = tmp_path / "last.toml"
-    last.write_text('extends = ["table-5", "own.toml"]\nseeds = 2')
-    assert read_suite(last).orderings == ()
-    assert read_suite(last).seeds == 2
+    suite = read("own.toml", 'extends = "table-5"\nbudget = 1e13\n[[rows]]\nname = "BERT"\n')
+    assert suite.orderings == ()  # they are of rows that are not there
+    last = read("last.toml", 'extends = ["table-5", "own.toml"]\nseeds = 2')
+    assert (last.orderings, last.seeds) == ((), 2)
 
 
 @pytest.mark.parametrize(
@@ -646,17 +654,6 @@ def test_what_a_suite_refuses(tmp_path, changes, named):
 )
 def test_what_a_plan_refuses(plan_toy, changes, message):
     refuse(message, plan_toy, **changes)
-
-
-def test_settings_of_fine_tuning_may_change_until_there_is_one(toy_suite, toy_shards, tmp_path):
-    suite = read_suite(toy_suite)
-    changed = dataclasses.replace(suite, finetune={"all": ("epochs=2",)})
-    for each in (suite, changed):
-        plan = open_plan(each, toy_shards, tmp_path, 1)
-        keep_plan(each, plan, tmp_path)
-    (tmp_path / plan.runs[0].name / "finetune-own").mkdir(parents=True)
-    (tmp_path / plan.runs[0].name / "finetune-own" / "config.json").write_text("{}")
-    refuse("own with epochs=2, not epochs=1 ", lambda: open_plan(suite, toy_shards, tmp_path, 1))
 
 
 def suite_of(*rows, reference="b", **changes):
