@@ -106,8 +106,8 @@ def place(toy_text, toy_shards, tmp_path):
     for name in ("corpus", "results", "reviews"):
         (folder / name).mkdir()
     # Of the Korean reviews the words do not matter here.
-    for name in ("toy", "nsmc-reviews"):
-        (folder / "corpus" / f"{name}.txt.xz").write_bytes(lzma.compress(toy_text.read_bytes()))
+    for name, text in (("toy", toy_text.read_text()), ("nsmc-reviews", "\n".join(lines))):
+        (folder / "corpus" / f"{name}.txt.xz").write_bytes(lzma.compress(text.encode()))
     pair = {"sentence_good": "the queen sold a boat .", "sentence_bad": "the a .", "UID": "order"}
     (folder / "blimp.jsonl").write_text(json.dumps(pair))
     for name in ("texts.txt", "sentences.txt"):
