@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from runs import begin, ignore, write_as_published
 from tasks import small_finetune
 from test_bodies import PUBLISHED
 
-import electra
 from electra.checkpoints.checkpoint import load_parameters
 from electra.checkpoints.folder import read_finetuned, read_model, read_pretrained
 from electra.finetuning.loop import finetune
@@ -32,7 +30,6 @@ from electra.pretraining.loop import pretrain
 from electra.settings import override
 from electra.training.optimizer import build_optimizer
 
-ROOT = Path(electra.__file__).parent.parent
 TOLERANCE = {"atol": 1e-5, "rtol": 0}
 TEXTS = ["the queen sold a boat .", "my neighbour admired an engine yesterday in 1912 ."]
 BRIEF = [
@@ -86,18 +83,14 @@ def load(module, tensors):
 # Both
 
 
-@pytest.mark.parametrize(
-    ("body", "page"), [("modern", "the card"), ("modern", "the guide"), ("deberta", "the card")]
-)
-def test_lines_of_the_pages_use_the_discriminators_head(body, page, request, monkeypatch):
+@pytest.mark.parametrize("body", ["modern", "deberta"])
+def test_lines_of_the_card_use_the_discriminators_head(body, request, monkeypatch):
     folder = request.getfixturevalue(body)
-    path = ROOT / "docs" / "ARCHITECTURES.md" if "guide" in page else folder / "hf" / "README.md"
-    names = run_python_of(path, folder, monkeypatch)
+    names = run_python_of(folder / "hf" / "README.md", folder, monkeypatch)
     saved = read_pretrained(folder / "run").kept
     encoder = load(Encoder(saved.sizes), saved.encoders[0])
     head = load(DiscriminatorHead(saved.sizes), saved.head)
-    inputs = names.get("encoded") or names["inputs"]
-    found = names["probs"].logit() if "probs" in names else names["logits"]
+    found, inputs = names["probs"].logit(), names["inputs"]
     torch.testing.assert_close(found, head(encoder(inputs["input_ids"])), **TOLERANCE)
 
 
