@@ -151,7 +151,6 @@ MISTAKES = [
     ("pretrain shards --out OUT --preset smal", "did you mean 'small'?"),
     ("pretrain shards --out OUT --preset ''", "unknown preset ''"),
     ("pretrain shards --set train.stpes=3", "'train.stpes'; did you mean 'steps'?"),
-    ("pretrain shards --set train.steps", "takes section.field=value"),
     ("pretrain shards --set train.steps=50 optimizer.warmup_steps=50", "warmup_steps=5\n"),
     ("pretrain shards", "needs SHARDS and --out RUN"),
     ("pretrain run --out OUT", "is not the manifest of a shards folder"),
@@ -169,7 +168,6 @@ MISTAKES = [
     ("prepare '' --tokenizer vocabulary --out OUT", "an empty name"),
     ("prepare TEXT --tokenizer v --out OUT --task ''", "takes I/N"),
     ("prepare TEXT", "error: prepare needs --tokenizer\n"),
-    ("finetune run --task cloa --data task --out OUT", "did you mean 'cola'"),
     ("finetune run --task own --data task --out OUT --seeds 0 --dry-run", "1 to 1000, not 0"),
     ("export shards --out OUT", "no config.json"),
     ("export run --out scores", "exists already"),
@@ -207,27 +205,24 @@ def test_a_mistake_is_one_line_with_status_2(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_next_command_has_what_this_one_had(capsys, folder, toy_text, tmp_path):
-    out = tmp_path / "my shards"
-    words = ["prepare", toy_text, "--tokenizer", folder / "vocabulary", "--out", out]
-    settings = ["--set", "heldout_prob=0.4", "duplicates=exact"]
-    printed = succeed(capsys, *words, *settings, "--task", "0/1").out
-    following = printed.splitlines()[-1].removeprefix("next: electra ")
-    printed = succeed(capsys, *shlex.split(following)).out
-    assert f"next: electra pretrain '{out}' --out run" in printed
-    for name in ("exported", "run"):
-        printed = succeed(capsys, *words[:3], folder / name, "--out", tmp_path / name).out
-        assert f"next: electra pretrain {tmp_path}/{name} --init-from {folder}/{name}" in printed
-
-
-def test_a_name_that_begins_with_a_dash_is_one_in_the_next_command(
-    capsys, toy_text, tmp_path, monkeypatch
-):
+def test_the_next_command_has_what_this_one_had(capsys, folder, toy_text, tmp_path, monkeypatch):
+    """A name that begins with a dash is one there, too."""
     monkeypatch.chdir(tmp_path)
-    _, printed, _ = run(capsys, "tokenizer", toy_text, "--out=-words", "--set", "vocab_size=120")
-    following = printed.splitlines()[-1].removeprefix("next: electra ")
-    assert "--tokenizer ./-words " in following
-    succeed(capsys, *shlex.split(following), "--dry-run")
+
+    def follow(*words):
+        following = succeed(capsys, *words).out.splitlines()[-1].removeprefix("next: electra ")
+        return following, shlex.split(following)
+
+    words = ["prepare", toy_text, "--tokenizer", folder / "vocabulary", "--out", "my shards"]
+    settings = ["--set", "heldout_prob=0.4", "duplicates=exact"]
+    _, following = follow(*words, *settings, "--task", "0/1")
+    assert follow(*following)[0].startswith("pretrain 'my shards' --out run")
+    for name in ("exported", "run"):
+        following, _ = follow(*words[:3], folder / name, "--out", name)
+        assert f"pretrain {name} --init-from {folder}/{name}" in following
+    text, following = follow("tokenizer", toy_text, "--out=-words", "--set", "vocab_size=120")
+    assert "--tokenizer ./-words " in text
+    succeed(capsys, *following, "--dry-run")
 
 
 @pytest.mark.parametrize("columns", ["0", "1", "-80", "wide", "²", "9" * 5000])
@@ -256,7 +251,8 @@ def test_the_shell_completes_values(capsys, words, value):
 
 
 def test_settings_are_listed_without_shards(capsys):
-    printed = succeed(capsys, "pretrain", "--preset", "small", "--dry-run").out
+    words = ["--preset", "small", "--set", "train.device=cuda"]  # for which nothing is estimated
+    printed = succeed(capsys, "pretrain", *words, "--dry-run").out
     lines = {"train.steps=1000000", "model.hidden_size=256", "optimizer.learning_rate=0.0005"}
     assert lines <= {*printed.splitlines()}
 
@@ -339,7 +335,6 @@ def test_a_folder_in_the_way_of_a_file_is_one_line(
     [
         ("tokenizer TEXT --set vocab_size=120", 1000),
         ("prepare TEXT --tokenizer vocabulary --set workers=1", 10_000),
-        (f"pretrain shards --set {' '.join(SMALL)}", 50_000),
         ("export run", 50_000),
     ],
 )
@@ -355,10 +350,8 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
     finally:
         limit_files(resource.RLIM_INFINITY)
     assert status == 2, err
-    kept = "; checkpoints written before are whole: electra pretrain --resume .*/out"
-    says = rf"^error: (writing failed|.*/out.*): File too large({kept})?\Z"
-    assert re.search(says, err.strip(), re.M)
-    assert words[0] == "pretrain" or not list(tmp_path.iterdir())
+    assert re.search(r"^error: (writing failed|.*/out.*): File too large\Z", err.strip(), re.M)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.filterwarnings("default")

@@ -14,7 +14,7 @@ from threading import Thread
 
 import numpy as np
 import pytest
-from networks import draw
+from networks import draw, make_sizes
 from refusals import refuse
 
 import electra
@@ -72,20 +72,14 @@ def test_versions_are_those_that_are_tested():
         if client.environment == OWN:
             assert metadata.version(name).split(".")[0] == client.version
         else:
-            pins = [each.replace("==", "@") for each in client.environment.packages]
             name = name.replace("transformers.js", "@huggingface/transformers")
+            pins = {each.replace("==", "@") for each in client.environment.packages}
             assert f"{name}@{client.version}" in pins
 
 
 def write_start(folder, body, tokenizer, embedding_size=32):
     """Discriminator and generator with weights large enough for differences to show."""
-    options = {"vocab_size": tokenizer.vocab_size, "max_position_embeddings": 64}
-    sizes = {
-        "electra": encoder_sizes(64, 2, embedding_size, **options),
-        "modernbert": dataclasses.replace(modern_sizes(64, 3), local_attention=8, **options),
-        "deberta-v2": deberta_sizes(64, 2, position_buckets=8, **options),
-    }[body]
-
+    sizes = make_sizes(body, embedding_size, positions=64, vocab_size=tokenizer.vocab_size)
     encoder = (draw(Encoder(sizes), 0.1).state_dict(),)
     for place, predicts, head in (
         (folder, "replaced", DiscriminatorHead(sizes)),

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from networks import assert_same_tensors, rng
-from runs import ignore, read_records
 
 from electra.config import OBJECTIVES, ExamplesConfig, PrepareConfig
 from electra.model.batch import Batch, find_real
@@ -18,7 +17,6 @@ from electra.model.heads import GeneratorHead
 from electra.model.initialisation import init_weights
 from electra.model.masked_lm import TwoTowers
 from electra.presets import PRESETS, encoder_sizes
-from electra.pretraining.loop import pretrain
 from electra.pretraining.plan import make_rows, measure_activations
 from electra.pretraining.start import build_model
 from electra.settings import override
@@ -214,19 +212,6 @@ def test_a_row_of_one_document_is_the_same_to_the_bit(settings):
         grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         found.append({"loss": loss.detach(), **grads})
     assert_same_tensors(*found)
-
-
-def test_a_run_by_documents(toy_shards, toy_config, tmp_path):
-    """Twelve steps, half of the rows padded: finite, and not what attention over rows gives."""
-    losses = {}
-    for attend in ("row", "document"):
-        settings = [f"examples.attend={attend}", "examples.short_prob=0.5", "train.accumulation=2"]
-        pretrain(toy_shards, tmp_path / attend, override(toy_config, settings), ignore)
-        records = read_records(tmp_path / attend, "train")
-        losses[attend] = torch.tensor([record["loss"] for record in records])
-    assert losses["document"].isfinite().all()
-    assert not torch.equal(losses["document"], losses["row"])
-    torch.testing.assert_close(losses["document"], losses["row"], rtol=0.1, atol=0)
 
 
 def test_the_probe_of_memory_reads_by_document():

@@ -41,6 +41,7 @@ from google_names import list_shapes, values_of  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*has no tokenizer_config.json")
 crc32c = pytest.importorskip("google_crc32c")
+transformers = pytest.importorskip("transformers")
 
 
 # TensorFlow
@@ -140,11 +141,6 @@ def test_of_several_checkpoints_one_is_named(tmp_path):
 # Hugging Face
 
 
-@pytest.fixture(scope="module")
-def transformers():
-    return pytest.importorskip("transformers")
-
-
 def draw_weights(model):
     torch.manual_seed(0)
     for parameter in model.parameters():
@@ -157,7 +153,7 @@ def draw_ids(*shape):
 
 
 @pytest.fixture
-def bert(transformers, toy_tokenizer, tmp_path):
+def bert(toy_tokenizer, tmp_path):
     """A folder of BertForMaskedLM with random weights."""
     config = transformers.BertConfig(
         vocab_size=toy_tokenizer.vocab_size, hidden_size=64, num_hidden_layers=2,
@@ -184,7 +180,7 @@ def as_pickle(folder, model):
 
 @pytest.mark.parametrize("change", [None, as_shards, as_pickle])
 @torch.no_grad()
-def test_bert_is_an_encoder_and_a_generator(bert, transformers, tmp_path, change):
+def test_bert_is_an_encoder_and_a_generator(bert, tmp_path, change):
     model, folder = bert
     (folder / "electra.json").unlink()
     if change:
@@ -200,7 +196,7 @@ def test_bert_is_an_encoder_and_a_generator(bert, transformers, tmp_path, change
 
 
 @torch.no_grad()
-def test_a_causal_bert_keeps_its_head(bert, transformers, tmp_path):
+def test_a_causal_bert_keeps_its_head(bert, tmp_path):
     _, folder = bert
     config = transformers.BertConfig.from_pretrained(folder, is_decoder=True)
     model = draw_weights(transformers.BertLMHeadModel(config))
@@ -213,7 +209,7 @@ def test_a_causal_bert_keeps_its_head(bert, transformers, tmp_path):
 
 
 @pytest.fixture
-def modernbert(transformers, toy_tokenizer, tmp_path):
+def modernbert(toy_tokenizer, tmp_path):
     """A folder of ModernBertForMaskedLM with random weights, as transformers writes it."""
     config = transformers.ModernBertConfig(
         vocab_size=toy_tokenizer.vocab_size, hidden_size=64, num_hidden_layers=4,
@@ -228,7 +224,7 @@ def modernbert(transformers, toy_tokenizer, tmp_path):
 
 @pytest.mark.parametrize("kind", ["bare", "masked_lm", "pickle"])
 @torch.no_grad()
-def test_modernbert_is_an_encoder_and_a_generator(modernbert, transformers, tmp_path, kind):
+def test_modernbert_is_an_encoder_and_a_generator(modernbert, tmp_path, kind):
     model, folder = modernbert
     if kind == "bare":
         model.model.save_pretrained(folder)
@@ -250,7 +246,7 @@ def test_modernbert_is_an_encoder_and_a_generator(modernbert, transformers, tmp_
 
 
 @torch.no_grad()
-def test_rotary_positions_of_longer_rows_turn_more_slowly(modernbert, transformers, tmp_path):
+def test_rotary_positions_of_longer_rows_turn_more_slowly(modernbert, tmp_path):
     """The slowest pair turns as far over the longest row as before; the network is theirs."""
     _, folder = modernbert
     old = read_pretrained(folder).kept.sizes
@@ -381,7 +377,7 @@ def test_new_tokens_are_the_means_of_their_pieces(bert, extended, toy_tokenizer,
 
 @pytest.mark.parametrize("how", ["repeat", "interpolate"])
 @torch.no_grad()
-def test_longer_positions(bert, transformers, tmp_path, how):
+def test_longer_positions(bert, tmp_path, how):
     """Both networks read longer rows, and repeated positions leave short ones as they were."""
     _, folder = bert
     import_model(folder, tmp_path / "old")

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from networks import assert_same_tensors, draw
+from networks import assert_same_tensors, draw, make_sizes
 from refusals import refuse
 
 from electra.checkpoints.checkpoint import read_tensors
@@ -23,7 +23,6 @@ from electra.interop.export import (
 )
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead
-from electra.presets import deberta_sizes, encoder_sizes, modern_sizes
 from electra.tasks.registry import restore_family
 
 transformers = pytest.importorskip("transformers")
@@ -43,17 +42,6 @@ FACTS = {
     **{"labels": ["a", "b", "c"], "label_range": None, "columns": ["one", "two", "label"]},
     **{"num_choices": 3, "begin": "", "head": "plain", "null_threshold": 0.0, "task": "own"},
 }
-
-
-def make_sizes(body, embedding_size=32, positions=16, vocab_size=120):
-    options = {"vocab_size": vocab_size, "max_position_embeddings": positions}
-    if body == "electra":
-        return encoder_sizes(64, 2, embedding_size, **options)
-    if body == "deberta-v2":
-        return deberta_sizes(64, 2, position_buckets=8, max_relative_positions=12, **options)
-    names = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
-    options |= dict.fromkeys(names, body.endswith("biases"))
-    return dataclasses.replace(modern_sizes(64, 3), local_attention=8, **options)
 
 
 def draw_tensors(module):

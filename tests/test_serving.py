@@ -112,28 +112,28 @@ def prepare_requests(run, tuned, texts):
     return requests
 
 
-async def ask_all(port, requests, clients):
-    """Return the requests' answers, asked by many clients at once."""
-    answers = [None] * len(requests)
+async def check(client, path, body, expected):
+    status, _, answer = await client.send("POST", path, body)
+    assert status == 200, answer
+    assert near(answer, expected), (path, body)
 
-    async def ask_some(first):
+
+async def check_all(port, requests, num_clients):
+    """Have the requests answered and checked, by many clients at once."""
+
+    async def check_some(first):
         client = Client(port)
-        for number in range(first, len(requests), clients):
-            path, body, _ = requests[number]
-            status, _, answers[number] = await client.send("POST", path, body)
-            assert status == 200, answers[number]
+        for request in requests[first::num_clients]:
+            await check(client, *request)
         client.close()
 
-    await asyncio.gather(*map(ask_some, range(clients)))
-    return answers
+    await asyncio.gather(*map(check_some, range(num_clients)))
 
 
 def test_answers_are_those_of_the_library_whatever_is_computed_with_them(run, tuned, port):
     requests = prepare_requests(run, tuned, make_texts(40))
     random.Random(1).shuffle(requests)
-    answers = asyncio.run(ask_all(port, requests, 64))
-    for (path, body, expected), answer in zip(requests, answers, strict=True):
-        assert near(answer, expected), (path, body)
+    asyncio.run(check_all(port, requests, 64))
     _, _, metrics = ask(port, "GET", "/metrics")
     counted = dict(line.rsplit(" ", 1) for line in metrics.decode().splitlines() if line[0] != "#")
     assert float(counted['electra_requests_total{status="200",verb="detect"}']) >= 40
@@ -156,7 +156,6 @@ CHUNKED = "Transfer-Encoding: chunked\r\n"
 ONE_HOST, LONG_HEAD = "must name one host", "headers of more than 65536 bytes"
 BODIES = [
     ("run/detect", b"texts", 422, "the body is not JSON: Expecting value"),
-    ("run/detect", b'{"texts": ["a"', 422, "the body is not JSON: "),
     ("run/detect", b"[" * 200_000, 400, "error parsing the body"),
     ("run/detect", b'{"texts": ["\xff\xfe"]}', 400, "error parsing the body"),
     ("run/detect", b'{"texts": [' + b"9" * 9999 + b"]}", 400, "error parsing the body"),
@@ -164,7 +163,6 @@ BODIES = [
     ("run/detect", b"{}", 422, "texts: Field required"),
     ("run/detect", b'{"texts": []}', 422, "at least 1 item"),
     ("run/detect", b'{"texts": [1]}', 422, "texts.0: Input should be a valid string"),
-    ("run/detect", b'{"texts": [null]}', 422, "valid string"),
     ("run/detect", b'{"texts": ["\\ud800"]}', 422, "texts.0: "),
     ("run/detect", b'{"texts": ["a"%s]}' % (b', "a"' * 64), 422, "65 texts; a request may have 64"),
     ("run/detect", b'{"texts": ["%s"]}' % (b"a" * 20_001), 422, "it may have 20000"),
@@ -431,15 +429,13 @@ def test_other_machines_need_a_token(run, capsys, monkeypatch):
     refuse_command("opens the service to other machines: set ELECTRA_TOKEN", capsys, *words)
     monkeypatch.setenv("ELECTRA_TOKEN", "short")
     refuse_command("at least 16", capsys, "serve", run)
-    monkeypatch.setenv("ELECTRA_TOKEN", "a-secret-of-sufficient-length")
-    request = b"GET /models HTTP/1.1\r\nHost: any\r\n%s\r\n"
+    token = "a-secret-of-sufficient-length"
+    monkeypatch.setenv("ELECTRA_TOKEN", token)
     with served(run, "--host", "0.0.0.0") as (_, port):
-        for given, expected in (
-            (b"", 401),
-            (b"Authorization: Bearer wrong\r\n", 401),
-            (b"Authorization: Bearer a-secret-of-sufficient-length\r\n", 200),
-        ):
-            assert ask_raw(port, request % given)[0] == expected
+        for given, expected in (("X: ", 401), ("Bearer wrong", 401), (f"Bearer {token}", 200)):
+            request = f"GET /models HTTP/1.1\r\nHost: any\r\nAuthorization: {given}\r\n\r\n"
+            assert ask_raw(port, request.encode())[0] == expected
+        assert ask_raw(port, b"GET /models HTTP/1.1\r\nHost: any\r\n\r\n")[0] == 401
         assert ask(port, "GET", "/health")[0] == 200
 
 
@@ -563,17 +559,14 @@ def test_a_minute_of_64_clients_with_wrong_requests_among_them(run, tuned):
     async def ask_on(port, number, end):
         rng, client = random.Random(number), Client(port)
         while time.monotonic() < end:
-            if rng.random() < 0.1:
+            is_wrong = rng.random() < 0.1
+            counts["refused" if is_wrong else "right"] += 1
+            if is_wrong:
                 request, expected, line = rng.choice(WRONG)
                 status, _, answer = await client.send_raw(request)
                 assert status == 429 or (status == expected and line in answer["error"])
-                counts["refused"] += 1
-                continue
-            path, body, expected = rng.choice(requests)
-            status, _, answer = await client.send("POST", path, body)
-            assert status == 200, answer
-            assert near(answer, expected), (path, body)
-            counts["right"] += 1
+            else:
+                await check(client, *rng.choice(requests))
         client.close()
 
     async def ask_for(port, seconds):
