@@ -154,24 +154,29 @@ def test_any_number_of_workers_gives_the_same_bytes(make, tmp_path, small_batche
 ODD = "abE é\u0301ǆİΣς,.-_[]中한\x00\x0c\x85\u00a0\u200d\u2028😀"
 
 
+@pytest.fixture(scope="module", params=[(True, None), (True, False), (False, None)])
+def encoder(request, tokenizer):
+    """An encoder that remembers the words of the texts before."""
+    lowercase, strip_accents = request.param
+    tokens = tokenizer.tokens_by_id
+    return WordEncoder(Tokenizer(tokens, lowercase=lowercase, strip_accents=strip_accents))
+
+
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=200)
        | st.text(st.sampled_from(ODD), max_size=20))  # fmt: skip
-@pytest.mark.parametrize(
-    ("lowercase", "strip_accents"), [(True, None), (True, False), (False, None)]
-)
-def test_words_one_by_one_are_the_text_as_a_whole(tokenizer, text, lowercase, strip_accents):
-    other = Tokenizer(tokenizer.tokens_by_id, lowercase=lowercase, strip_accents=strip_accents)
-    batch = WordEncoder(other).encode_documents([f"hello {text}"])
-    assert batch.tokens.tolist() == other.encode(break_words(f"hello {text}"))
-    assert batch.num_unknown == batch.tokens.tolist().count(other.unk_id)
+def test_words_one_by_one_are_the_text_as_a_whole(encoder, text):
+    tokenizer, batch = encoder.tokenizer, encoder.encode_documents([f"hello {text}"])
+    assert batch.tokens.tolist() == tokenizer.encode(break_words(f"hello {text}"))
+    assert batch.num_unknown == batch.tokens.tolist().count(tokenizer.unk_id)
 
 
-def test_forgetting_words_changes_nothing(tokenizer, monkeypatch):
-    text = make_text(50)
-    expected = WordEncoder(tokenizer).encode_documents([text]).tokens.tolist()
-    monkeypatch.setattr(encoder_module, "MAX_REMEMBERED_WORDS", 3)
-    assert WordEncoder(tokenizer).encode_documents([text]).tokens.tolist() == expected
+@pytest.mark.parametrize("most", [encoder_module.MAX_REMEMBERED_WORDS, 3])
+def test_words_that_are_remembered_or_forgotten_change_nothing(tokenizer, monkeypatch, most):
+    monkeypatch.setattr(encoder_module, "MAX_REMEMBERED_WORDS", most)
+    text = " ".join(f"alpha{number} beta" for number in range(2000))
+    found = WordEncoder(tokenizer).encode_documents([text, text]).tokens.tolist()
+    assert found == 2 * tokenizer.encode(text)
 
 
 def test_heldout_share_follows_the_hash():
