@@ -19,8 +19,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refuse
-from runs import flip_bit, words_of
-from tasks import write_files
 
 from electra.cli import main
 from electra.config import PrepareConfig, TokenizerConfig
@@ -298,7 +296,7 @@ def test_a_killed_run_leaves_no_process_and_goes_on(tokenizer, make, text_file, 
     text_file.write_text(make_text(2000))
     given = {"task_bytes": 3000, "duplicates": "exact"}
     words = [text_file, "--tokenizer", tmp_path / "tokenizer", "--out", tmp_path / "out", "--set"]
-    words += words_of({**given, "workers": 2, "heldout_prob": 0.1})
+    words += ["workers=2", "heldout_prob=0.1", *(f"{key}={value}" for key, value in given.items())]
     tasks = tmp_path / "out.incomplete/tasks"
     command = [sys.executable, "-m", "electra", "prepare", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as running:
@@ -415,8 +413,9 @@ def test_what_the_verbs_wrote_is_no_text(tokenizer, text_file, tmp_path):
     first = prepare([str(folder)], tokenizer, folder / "out", config())
     tokenizer.save(folder / "deep/down/vocabulary")
     shutil.copytree(folder / "out", folder / "again.incomplete")
-    names = ("config.json", "manifest.json", "results.json")
-    write_files(folder / "deep/run", dict.fromkeys(names, "{}"))
+    (folder / "deep/run").mkdir()
+    for name in ("config.json", "manifest.json", "results.json"):
+        (folder / "deep/run" / name).write_text("{}")
     for number, words in enumerate((str(folder), str(folder / "**/*"))):
         again = prepare([words], tokenizer, tmp_path / f"outside-{number}", config())
         assert again == first | {"passed_over": 4 + number}
@@ -447,10 +446,12 @@ def test_damage_is_refused_by_name(make, tmp_path):
     for name in names:
         path = whole / name
         content = path.read_bytes()
-        flip_bit(path, rng.random())
+        flipped = bytearray(content)
+        flipped[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(flipped)
         open_shards(whole, verify=False)  # of several processes one reads every byte
         for damaged, message in (
-            (path.read_bytes(), "its sha256 differs from the manifest's"),
+            (flipped, "its sha256 differs from the manifest's"),
             (content[: rng.randrange(len(content))], f"bytes, not {len(content):,}"),
             (content + b"\0", f"bytes, not {len(content):,}"),
         ):
@@ -470,7 +471,9 @@ def test_flipped_bits_without_a_change_of_the_file(make, tmp_path):
     open_shards(out)
     path, memory = out / "train-00000.tokens", out / "verified.json"
     times = path.stat()
-    flip_bit(path)
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     refuse(says, open_shards, out)
     facts, status = json.loads(memory.read_text()), path.stat()
