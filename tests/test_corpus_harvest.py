@@ -9,13 +9,7 @@ import numpy
 import pytest
 
 from electra.quickstart import harvest as harvest_module
-from electra.quickstart.harvest import (
-    Docstring,
-    clean_docstring,
-    harvest,
-    is_english,
-    write_jsonl,
-)
+from electra.quickstart.harvest import Docstring, clean_docstring, harvest, is_english, write_jsonl
 from electra.quickstart.questions import MASK, package_question
 from electra.text.documents import Reader
 

@@ -53,9 +53,6 @@ def list_documents(seed):
     return ids_BL, numbers_BL, [(each, torch.where(each, ids_BL, others_BL)) for each in places]
 
 
-# Numbers
-
-
 @pytest.fixture(scope="module")
 def many_shards(toy_text, toy_tokenizer, tmp_path_factory):
     """The toy text in several shards."""
@@ -109,9 +106,6 @@ def test_rows_are_the_same_but_for_the_numbers(toy_shards):
     assert some.document_ids_BL.equal(by_document.document_ids_BL[3:5])
 
 
-# Encoders
-
-
 @pytest.mark.parametrize("layer", [FusedPostNormLayer, PostNormLayer])
 @pytest.mark.parametrize("sees", ["all", "before", "after"])
 @torch.no_grad()
@@ -147,8 +141,6 @@ def test_two_towers_say_nothing_of_a_token_from_another_document():
             again = towers(Batch(other_BL, None, types_BL, numbers_BL))
             torch.testing.assert_close(again[is_mine_BL], features[is_mine_BL], **CLOSE)
 
-
-# Objectives
 
 EVERY = [f"method.objective={name}" for name in OBJECTIVES if name != "cocolm"]
 EVERY[EVERY.index("method.objective=causal_lm")] += " model.causal=true"

@@ -43,9 +43,6 @@ def run_card(folder, monkeypatch):
     return run_python_of(folder / "README.md", folder.parent, monkeypatch)
 
 
-# Cards
-
-
 def test_the_card_tells_what_the_records_say_and_its_code_runs(run, tmp_path, monkeypatch):
     out = tmp_path / "exported"
     export(run, out, scores="| a table |")
@@ -117,9 +114,6 @@ def test_fine_tunings_beside_the_run_are_found(tmp_path):
     assert found == ["a", "b", "scratch"]
 
 
-# BERT
-
-
 def test_a_folder_becomes_bert_whose_head_lies_beside(toy_tokenizer, tmp_path, monkeypatch):
     sizes = encoder_sizes(64, 2, 64, vocab_size=120, max_position_embeddings=32)
     encoder, head = (draw(part(sizes)).state_dict() for part in (Encoder, DiscriminatorHead))
@@ -132,9 +126,6 @@ def test_a_folder_becomes_bert_whose_head_lies_beside(toy_tokenizer, tmp_path, m
     with torch.no_grad():
         probs = judge(**theirs["inputs"]).logits.sigmoid()
     torch.testing.assert_close(theirs["probs"], probs, atol=1e-6, rtol=0)
-
-
-# sentence-transformers
 
 
 def test_the_layer_is_chosen_and_sentence_transformers_embeds_alike(
@@ -202,9 +193,6 @@ def test_dev_sets_that_choose_nothing_are_refused(run, pairs, tmp_path, capsys):
     ):
         refuse_command(message, capsys, "export", run, *words, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-# ONNX
 
 
 @pytest.mark.slow

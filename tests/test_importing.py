@@ -44,9 +44,6 @@ crc32c = pytest.importorskip("google_crc32c")
 transformers = pytest.importorskip("transformers")
 
 
-# TensorFlow
-
-
 def test_tensors_that_tensorflow_wrote_are_read_to_the_bit():
     tensors, others = read_bundle(find_bundle(CHECKPOINT))
     shapes = list_shapes()
@@ -136,9 +133,6 @@ def test_of_several_checkpoints_one_is_named(tmp_path):
     (folder / "checkpoint").unlink()
     refuse("holds several checkpoints; name one of them", find_bundle, folder)
     assert find_bundle(folder / "model.ckpt-7.index").name == "model.ckpt-7"
-
-
-# Hugging Face
 
 
 def draw_weights(model):
@@ -330,9 +324,6 @@ def test_what_is_no_model_is_refused(bert, run, tmp_path, monkeypatch):
     short.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
     refuse("has 40 token embeddings,", import_model, CHECKPOINT, out, short)
     assert not out.exists()
-
-
-# More tokens, longer rows
 
 
 @pytest.fixture

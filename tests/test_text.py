@@ -84,11 +84,7 @@ def test_a_cut_off_file_is_refused_by_name(tmp_path, kind, suffix):
 
 @pytest.mark.parametrize(
     ("border", "expected"),
-    [
-        ("blank", [["a", "b"], ["c"]]),
-        ("line", [["a"], ["b"], ["c"]]),
-        ("file", [["a", "b", "c"]]),
-    ],
+    [("blank", [["a", "b"], ["c"]]), ("line", [["a"], ["b"], ["c"]]), ("file", [["a", "b", "c"]])],
 )
 @pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
 def test_borders_and_line_ends(tmp_path, border, expected, newline):

@@ -240,9 +240,6 @@ def test_rows_are_bounded_by_the_positions(start, tmp_path, told, length):
     assert settings["model_max_length"] == length
 
 
-# Bytes that are no longer those that were written
-
-
 @pytest.mark.parametrize("part", [".", "generator"])
 @pytest.mark.parametrize(
     "name", ["model.safetensors", "config.json", "tokenizer.json", "vocab.txt"]
