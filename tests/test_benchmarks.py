@@ -237,10 +237,9 @@ def test_a_model_is_packed_in_pieces(run, exported, tmp_path):
 def test_a_step_is_lowered_without_a_gpu():
     """Two networks of one layer, in two ways: kernels are counted, and Triton's are fewer."""
     sizes = ["model.num_hidden_layers=1", "model.vocab_size=500", "train.batch_size=16"]
-    plain, ours = (
-        lowered.count_step(override(PRESETS["small"], [*sizes, f"train.layers={layers}"])).record
-        for layers in ("plain", "triton")
-    )
+    settings = [[*sizes, f"train.layers={layers}"] for layers in ("plain", "triton")]
+    configs = [override(PRESETS["small"], each) for each in settings]
+    plain, ours = (lowered.count_step(config).record for config in configs)
     assert plain["attention"] == ours["attention"] == 4  # forward and backward
     assert ours["triton"] < plain["triton"]
     assert ours["bytes"] < plain["bytes"]
@@ -273,10 +272,8 @@ def test_fine_tuning_is_timed_beside_the_same_computation(finetunings):
 
 def test_a_recipe_is_told_when_it_reaches_the_loss():
     """Between two checkpoints in proportion; before the first one from the constant's loss."""
-    curve = [
-        {"step": step, "loss": loss, "constant_loss": 0.5}
-        for step, loss in ((10, 0.4), (20, 0.45), (40, 0.3))
-    ]
+    points = ((10, 0.4), (20, 0.45), (40, 0.3))
+    curve = [{"step": step, "loss": loss, "constant_loss": 0.5} for step, loss in points]
     assert recipes.find_share(curve, 0.45) == pytest.approx(0.125)
     assert recipes.find_share(curve[1:], 0.375) == pytest.approx(0.75)
     assert recipes.find_share(curve, 0.2) is None

@@ -39,10 +39,8 @@ TOY = {
     "finetune": ["epochs=1", "threads=1"],
 }
 """Settings that make a documented command small."""
-TOY_BENCHMARKS = {
-    "load": ["--rows", "4", "--length", "32", "--repeats", "3"],
-    "prepare": ["--repeats", "1", "--workers", "1"],
-}
+TOY_BENCHMARKS = {"load": ["--rows", "4", "--length", "32", "--repeats", "3"]}
+TOY_BENCHMARKS["prepare"] = ["--repeats", "1", "--workers", "1"]
 """Words that make a benchmark small; of the others, arguments are parsed and nothing is run."""
 SECTIONS = {
     field.name: {each.name for each in dataclasses.fields(field.type)}

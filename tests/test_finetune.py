@@ -297,10 +297,9 @@ def test_a_collapsed_run_is_repeated_as_another_seed_and_all_of_it_is_told(tune)
     assert list(results["seeds"]) == ["0"]
     replacements = results["replacements"].items()
     assert [(seed, each["replaces"]) for seed, each in replacements] == [("1000", 0), ("2000", 0)]
-    assert [note.partition(":")[0] for note in results["notes"][:-1]] == [
-        "seed 0 collapsed",
-        *(f"seed {seed}, in place of seed 0, collapsed" for seed in (1000, 2000)),
-    ]
+    notes = [note.partition(":")[0] for note in results["notes"][:-1]]
+    others = [f"seed {seed}, in place of seed 0, collapsed" for seed in (1000, 2000)]
+    assert notes == ["seed 0 collapsed", *others]
     first = tune("alone", learning_rate=0.2)
     assert first["seeds"]["0"]["epochs"] == results["seeds"]["0"]["epochs"]
     assert (first["replacements"], first["with_replacements"]) == ({}, None)

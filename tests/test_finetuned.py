@@ -66,12 +66,8 @@ def write_squad(folder, sentences):
         for number, place in enumerate(range(0, len(part), 3)):
             context = " ".join(part[place : place + 3])
             answers = [{"text": " ".join(context.split()[:2]), "answer_start": 0}]
-            asked = {
-                "id": f"q{number}",
-                "question": "who painted",
-                "is_impossible": number % 3 == 0,
-            }
-            asked["answers"] = answers if number % 3 else []
+            asked = {"id": f"q{number}", "question": "who painted"}
+            asked |= {"answers": answers if number % 3 else [], "is_impossible": number % 3 == 0}
             paragraphs.append({"context": context, "qas": [asked]})
         write_files(folder, {f"{split}.json": json.dumps({"data": [{"paragraphs": paragraphs}]})})
 
@@ -172,10 +168,8 @@ def test_dev_sentences_get_the_tags_of_training(runs):
 @pytest.mark.parametrize("name", ["plain", "beam"])
 def test_dev_questions_get_the_answers_of_training(runs, name):
     found = predict(runs / name, runs / "plain-data" / "dev.json")
-    texts, odds = (
-        json.loads((runs / name / "seed-0" / f"{what}.json").read_text())
-        for what in ("predictions", "null_odds")
-    )
+    paths = [runs / name / "seed-0" / f"{each}.json" for each in ("predictions", "null_odds")]
+    texts, odds = (json.loads(path.read_text()) for path in paths)
     assert [(each["id"], each["span"]) for each in found.records] == list(texts.items())
     for each in found.records:
         prob = 1 / (1 + math.exp(-odds[each["id"]]))

@@ -747,11 +747,9 @@ def test_a_row_enters_the_noise_of_a_gain_once():
     generator = np.random.default_rng(0)
     places = [("base", 1.0), *((name, share) for name in ("own", "other") for share in (0.5, 1.0))]
     scores = {place: dict(enumerate(generator.normal(size=3))) for place in places}
-    records = [
-        record(name, seed, score / 100, share)
-        for (name, share), by_seed in scores.items()
-        for seed, score in by_seed.items()
-    ]
+    records = []
+    for (name, share), values in scores.items():
+        records += [record(name, seed, each / 100, share) for seed, each in values.items()]
     for cell in compare(suite, records)[1:]:
         own, share = cell.row.name, cell.fraction
         other = "other" if own == "own" else "own"

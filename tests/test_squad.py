@@ -124,11 +124,8 @@ def test_rows_hold_question_and_window_and_say_where_the_answer_is(
         context_ids, pairs = tokenizer.encode_with_offsets(question.context)
         assert context_ids == tokenizer.encode(question.context)
         assert rows.offsets[number].tolist() == [list(pair) for pair in pairs]
-        held = [
-            token
-            for token, (begin, end) in enumerate(pairs)
-            if question.span and begin < question.span[1] and end > question.span[0]
-        ]
+        low, high = question.span or (0, 0)
+        held = [token for token, (begin, end) in enumerate(pairs) if begin < high and end > low]
         covered: list[int] = []
         for row, window in enumerate(rows.windows):
             if window.question != number:
@@ -201,10 +198,8 @@ def test_two_logits_a_position_give_the_best_of_all_spans(encoded):
     positions = torch.arange(rows.input_ids.shape[1])
     allowed = (positions >= rows.first_lengths[:, None]) & (positions < rows.lengths[:, None] - 1)
     allowed[:, 0] = True
-    start, end = (
-        torch.randn(allowed.shape, generator=rng).masked_fill(~allowed, -torch.inf)
-        for _ in range(2)
-    )
+    logits = torch.randn(2, *allowed.shape, generator=rng)
+    start, end = logits.masked_fill(~allowed, -torch.inf)
     answers = find_answers(rows, {"start_logits": start, "end_logits": end})
 
     def span_score(row, first, last):
@@ -354,10 +349,8 @@ def test_real_answers_are_recovered_from_their_tokens(name, counts):
     """The rest begins or ends inside a token: "Japan" of "Japanese", "5" of "50"."""
     questions = read_questions([SQUAD_FOLDER / name], is_labelled=True)
     tokenizer = Tokenizer.load(VOCAB_FILE)
-    offsets = {
-        context: np.array(tokenizer.encode_with_offsets(context)[1])
-        for context in {question.context for question in questions}
-    }
+    contexts = {question.context for question in questions}
+    offsets = {each: np.array(tokenizer.encode_with_offsets(each)[1]) for each in contexts}
     found = []
     for each in (question for question in questions if question.span):
         places = offsets[each.context]

@@ -45,12 +45,8 @@ def toy_task(*sentences: list[tuple[str, str]]) -> Task:
 def draw_task(rng: random.Random, num_sentences: int, longest: int) -> Task:
     words = ["boat", "unhesitatingly", "1912", ".", "\x01", "queen's", "Harbour", "Æon"]
     tags = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
-    return toy_task(
-        *(
-            [(rng.choice(words), rng.choice(tags)) for _ in range(rng.randrange(1, longest))]
-            for _ in range(num_sentences)
-        )
-    )
+    sizes = [rng.randrange(1, longest) for _ in range(num_sentences)]
+    return toy_task(*([(rng.choice(words), rng.choice(tags)) for _ in range(n)] for n in sizes))
 
 
 def say(task: Task, rows: Rows, labels) -> dict[str, torch.Tensor]:
