@@ -129,10 +129,8 @@ def list_parts(out: Path, bundle: Path | None) -> dict[str, Part]:
         parts["install"] = Part(60, install, expected=6)
     parts |= {
         "kernels": check(120, "cuda_losses", 42),
-        "captured": check(120, "cuda_captured_and or cuda_stages or cuda_run", 60),
-        "compiled": check(
-            300, "cuda_steps or cuda_captured_steps or cuda_compiled or cuda_and", 150
-        ),
+        "captured": check(120, "cuda_steps or cuda_captured_steps or cuda_stages or cuda_run", 60),
+        "compiled": check(300, "cuda_captured_and or cuda_and", 150),
         "triton": check(120, "cuda", 60, "test_triton_layer", needed=False),
         **{name: step(240, name, "small", 128, words) for name, words in VARIANTS.items()},
         **{name: step(360, name, *words) for name, words in OTHERS.items()},
