@@ -82,7 +82,7 @@ def test_loading_is_measured(toy_shards):
     assert low >= middle >= high
 
 
-def test_what_a_gpu_is_asked_can_be_parsed(toy_text, tmp_path, capsys):
+def test_what_a_gpu_is_asked_can_be_parsed(toy_text, toy_shards, tmp_path, capsys):
     """Every command of benchmarks.gpu: its settings hold, its checks are there."""
     bundle, out = tmp_path / "bundle", write_files(tmp_path / "out", SPEED)
     names = (*gpu.FINETUNINGS.values(), "WNLI")
@@ -102,6 +102,7 @@ def test_what_a_gpu_is_asked_can_be_parsed(toy_text, tmp_path, capsys):
             config = override(PRESETS[arguments.preset], arguments.set)
             assert config.train.compile != "auto", name
     words = [*parts["pretrain"].command[3:], *gpu.plan_pretraining(out, 600)]
+    shutil.copytree(toy_shards, out / "shards")
     told = succeed(capsys, *words, "--dry-run").out.splitlines()
     assert {"train.compile=yes", "examples.short_prob=0.0", "train.steps=48600"} <= set(told)
     for command in ("prepare", "export", "finetune-cola"):
