@@ -9,12 +9,12 @@ from functools import cache
 
 import pytest
 import torch
+from commands import refuse_command, succeed
 from refusals import refuse
 from runs import ignore
 
 from electra.checkpoints.checkpoint import find_checkpoint, load_parameters, read_tensors
 from electra.checkpoints.folder import read_run_config
-from electra.cli import main
 from electra.errors import UserError
 from electra.files import write_json
 from electra.inference.score import (
@@ -160,32 +160,23 @@ def test_pairs_are_compared_by_kind(tmp_path):
     assert found["ties"] == 1
 
 
-def test_pairs_are_scored_by_command(electric, tmp_path):
+def test_pairs_are_scored_by_command(electric, tmp_path, capsys):
     row = {"sentence_good": "the queen sold a boat .", "sentence_bad": "a a", "UID": "x"}
-    (tmp_path / "pairs.jsonl").write_text(json.dumps(row))
-    words = ["--pairs", str(tmp_path / "pairs.jsonl"), "--out", str(tmp_path / "pairs.json")]
-    main(["score", str(electric), *words])
-    found = json.loads((tmp_path / "pairs.json").read_text())
-    assert found["run"] == electric.name
-    assert found["predicts"] == "energy"
-    assert found["pairs"] == 1
+    pairs, out = tmp_path / "pairs.jsonl", tmp_path / "pairs.json"
+    pairs.write_text(json.dumps(row))
+    succeed(capsys, "score", electric, "--pairs", pairs, "--out", out)
+    found = json.loads(out.read_text())
+    expected = {"run": electric.name, "predicts": "energy", "pairs": 1}
+    assert expected.items() <= found.items()
     assert found["accuracy"] in (0, 1)
-    with pytest.raises(SystemExit) as stopped:
-        main(["score", str(electric), "--out", str(tmp_path / "none.json")])
-    assert stopped.value.code == 2
+    refuse_command("--pairs", capsys, "score", electric, "--out", tmp_path / "none.json")
 
 
-def test_files_and_refusals(electric, tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_bytes(b"the queen\n\n a\tboat\ron \n")
-    lines = read_sentences(text)
-    assert lines == ["the queen", "a\tboat\ron"]
-    write_scores(tmp_path / "scores.tsv", load_scorer(electric).score(lines))
+def test_scores_are_lines_of_a_table(electric, tmp_path):
+    write_scores(tmp_path / "scores.tsv", load_scorer(electric).score(["the queen", "a\tboat\ron"]))
     rows = [line.split("\t") for line in (tmp_path / "scores.tsv").read_text().splitlines()]
     assert rows[0] == ["pll", "tokens", "text"]
     assert rows[2][2] == "a boat on"
     assert math.isfinite(float(rows[1][0]))
     refuse("line 2 has 31 tokens; it", lambda: load_scorer(electric).score(["the", "the " * 31]))
-    text.write_text("\n")
-    refuse("holds no line of text", lambda: read_sentences(text))
     refuse("nothing cannot be read", lambda: read_sentences(tmp_path / "nothing"))

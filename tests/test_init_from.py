@@ -179,9 +179,8 @@ def test_a_generator_is_made_of_the_lower_layers(folders, toy_shards, toy_config
 )
 def test_a_made_generator_learns_at_the_full_rate(folders, start, settings, rate):
     notes = []
-    config = resolve(
-        "tiny", assignments=[f"train.init_from={folders / start}", *settings], note=notes.append
-    )
+    settings = [f"train.init_from={folders / start}", *settings]
+    config = resolve("tiny", assignments=settings, note=notes.append)
     assert config.optimizer.generator_rate == rate
     told = [text for text in notes if "generator_rate" in text]
     assert len(told) == (config.optimizer.generator_rate not in (1, 2))

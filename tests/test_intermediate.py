@@ -13,7 +13,6 @@ from tasks import ignore
 
 from electra.checkpoints.folder import read_model
 from electra.config import FinetuneConfig
-from electra.errors import UserError
 from electra.files import write_json
 from electra.finetuning.grid import combine, search
 from electra.finetuning.loop import finetune
@@ -38,49 +37,42 @@ def first(start, toy_question, tmp_path_factory):
     return out
 
 
+def build(pretrained, toy_question, seed=0, **changes):
+    """The encoder of a network for the task."""
+    config = dataclasses.replace(CONFIG, **changes)
+    family = read_task("own", toy_question, config).family
+    arguments = {"machine": Machine(), "seed": seed, "from_scratch": False}
+    return dict(build_network(pretrained, family, config, **arguments).encoder.named_parameters())
+
+
 @pytest.mark.parametrize("best", ["0", "1", "2"])
 def test_the_encoder_is_that_of_the_best_seed_on_dev(best, first, start, toy_question, tmp_path):
-    folder = tmp_path / "first"
-    shutil.copytree(first, folder)
+    folder = shutil.copytree(first, tmp_path / "first")
     results = json.loads((folder / "results.json").read_text())
     for seed, record in results["seeds"].items():
         record["scores"] = {"accuracy": 0.9 if seed == best else 0.8, "f1": 1 / (1 + int(seed))}
     write_json(folder / "results.json", results)
-    pretrained = read_model(folder)
+    pretrained, before = read_model(folder), read_model(start)
     tensors = load_file(folder / f"seed-{best}/model/model.safetensors")
     kept = {name.removeprefix("encoder."): t for name, t in tensors.items() if "head" not in name}
     assert_same_tensors(pretrained.tensors, kept)
+    assert_same_tensors(build(pretrained, toy_question), kept)
     assert pretrained.source == f"{folder} at seed {best}, fine-tuned on own"
     assert pretrained.sequence_length == 32
-    before = read_model(start)
     assert pretrained.tokenizer.digest == before.tokenizer.digest
     moved = "layers.0.output.weight"
     assert not torch.equal(pretrained.tensors[moved], before.tensors[moved])
-    task = read_task("own", toy_question, CONFIG)
-    model = build_network(
-        pretrained, task.family, CONFIG, machine=Machine(), seed=0, from_scratch=False
-    )
-    for name, parameter in model.encoder.named_parameters():
-        assert torch.equal(parameter, kept[name]), name
 
 
 def test_top_layers_begin_anew_if_asked(first, toy_question):
     pretrained = read_model(first)
-    config = dataclasses.replace(CONFIG, reset_layers=1)
-    family = read_task("own", toy_question, config).family
-    model, other = (
-        build_network(pretrained, family, config, machine=Machine(), seed=seed, from_scratch=False)
-        for seed in (0, 1)
-    )
+    ours, other = (build(pretrained, toy_question, seed, reset_layers=1) for seed in (0, 1))
     last = f"layers.{pretrained.encoder.num_hidden_layers - 1}."
-    others = dict(other.encoder.named_parameters())
-    for name, parameter in model.encoder.named_parameters():
-        is_same = torch.equal(parameter, pretrained.tensors[name])
-        assert is_same != name.startswith(last), name
+    for name, parameter in ours.items():
+        assert torch.equal(parameter, pretrained.tensors[name]) != name.startswith(last), name
         if name.startswith(last) and name.endswith("norm.weight"):
             assert (parameter == 1).all()
-    name = last + "output.weight"
-    assert not torch.equal(others[name], dict(model.encoder.named_parameters())[name])
+    assert not torch.equal(other[last + "output.weight"], ours[last + "output.weight"])
 
 
 def test_fine_tuning_goes_on_from_it_and_says_so(first, start, toy_question, tmp_path):
@@ -101,10 +93,9 @@ def test_an_encoder_from_scratch_knows_only_the_rows_it_had(first, start, toy_qu
     finetune(start, "own", toy_question, out, CONFIG, seeds=1, from_scratch=True, progress=ignore)
     assert read_model(out).sequence_length == 16
     longer = dataclasses.replace(CONFIG, sequence_length=24)
-    with pytest.raises(
-        UserError, match=r"sequence_length 24 is more than the 16 tokens that .*own"
-    ):
-        finetune(out, "own", toy_question, tmp_path / "out", longer, seeds=1, progress=ignore)
+    arguments = out, "own", toy_question, tmp_path / "out", longer
+    says = "sequence_length 24 is more than the 16 tokens that"
+    refuse(says, finetune, *arguments, seeds=1, progress=ignore)
 
 
 def test_tokens_that_the_first_task_lacked_are_handed_on_as_they_were(first, start, toy_question):

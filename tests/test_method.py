@@ -116,15 +116,6 @@ def test_every_position_is_equally_likely():
     assert stats.chi2.sf(statistic, 125) > 1e-4
 
 
-def test_replace_touches_only_the_chosen():
-    ids = torch.arange(10, 26).view(2, 8)
-    index = torch.tensor([[3, 5, 0], [1, 0, 0]])
-    chosen = torch.tensor([[True, True, False], [True, False, False]])
-    expected = ids.clone()
-    expected[0, 3] = expected[0, 5] = expected[1, 1] = MASK
-    assert torch.equal(replace(ids, draw_at(index, chosen), MASK), expected)
-
-
 def test_whole_words_are_masked_whole():
     rows = many_rows(400)
     masking = masking_of("method.mask_unit=whole_word")
@@ -300,14 +291,6 @@ def test_one_pass_in_bfloat16_stays_near_float32():
     assert abs(fused - plain) < 0.01 * plain
 
 
-def test_unused_slots_carry_no_gradient():
-    parameters, (targets, _, uniform) = softmax_case(6)
-    weights = torch.tensor([1.0, 0, 1, 0, 0, 1])
-    loss_and_sample(*parameters, targets, weights, uniform).loss.backward()
-    is_taught = parameters[0].grad.abs().sum(dim=1) > 0
-    assert is_taught.tolist() == (weights > 0).tolist()
-
-
 @pytest.mark.parametrize("predict", [loss_and_sample, loss_and_sample_plain])
 @pytest.mark.parametrize(
     ("vocab", "temperature", "disallow"),
@@ -439,19 +422,6 @@ def test_masks_keep_the_share_they_say(dtype):
         for other in (second, kept.roll(1, 1), kept.roll(1, 0), kept.roll(7, 0)):
             both = (kept * other).mean().item()
             assert both == pytest.approx(0.81, abs=4 * math.sqrt(0.81 * 0.19 / 1e6))
-
-
-def test_two_masks_are_the_same_flags_from_another_place():
-    """That is what the class says of them; two passes share nothing."""
-    torch.manual_seed(0)
-    masks = DropoutMasks(200_000, torch.float32, [0.1])
-    one, two = (masks.draw(0.1, (200_000,)) for _ in range(2))
-    shift = (two.data_ptr() - one.data_ptr()) // one.itemsize
-    assert 0 < abs(shift) < SPREAD
-    early, late = (one, two) if shift > 0 else (two, one)
-    assert torch.equal(early[abs(shift) :], late[: -abs(shift)])
-    other = DropoutMasks(200_000, torch.float32, [0.1]).draw(0.1, (200_000,))
-    assert (one * other).mean().item() == pytest.approx(0.81, abs=0.004)
 
 
 def test_a_mask_of_the_largest_size_fits_the_pool_wherever_it_begins(monkeypatch):

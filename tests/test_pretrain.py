@@ -86,31 +86,30 @@ def uneven_shards(toy_text, toy_tokenizer, tmp_path_factory):
     return shards
 
 
+def read_rows(shards, length):
+    examples = Examples(shards.train, shards.tokenizer, ExamplesConfig(sequence_length=length), 0)
+    return examples, examples.rows(np.arange(len(examples)))
+
+
 @pytest.mark.parametrize("length", [8, 32, 128])
 def test_every_token_is_in_exactly_one_row(uneven_shards, length):
-    shards = uneven_shards
-    examples = Examples(shards.train, shards.tokenizer, ExamplesConfig(sequence_length=length), 0)
-    batch = examples.rows(np.arange(len(examples)))
-    ids, tokenizer = batch.input_ids_BL, shards.tokenizer
-    content = ids[(ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.sep_id)]
-    assert content.tolist() == np.concatenate([shard.tokens for shard in shards.train]).tolist()
+    ids, tokenizer = read_rows(uneven_shards, length)[1].input_ids_BL, uneven_shards.tokenizer
+    special = torch.tensor([tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id])
+    tokens = np.concatenate([shard.tokens for shard in uneven_shards.train])
+    assert ids[~torch.isin(ids, special)].tolist() == tokens.tolist()
 
 
 def test_rows_look_as_in_the_paper(toy_shards):
     shards = open_shards(toy_shards)
-    tokenizer = shards.tokenizer
-    examples = Examples(shards.train, tokenizer, ExamplesConfig(sequence_length=64), 0)
-    batch = examples.rows(np.arange(len(examples)))
+    cls_id, sep_id = shards.tokenizer.cls_id, shards.tokenizer.sep_id
+    examples, batch = read_rows(shards, 64)
     num_short = num_single = 0
-    for ids, types, real in zip(
-        batch.input_ids_BL, batch.token_type_ids_BL, batch.attention_mask_BL, strict=True
-    ):
+    for ids, real, types in zip(*batch[:3], strict=True):
         length = int(real.sum())
         row = ids[:length].tolist()
-        assert row[0] == tokenizer.cls_id
-        assert row[-1] == tokenizer.sep_id
+        assert (row[0], row[-1]) == (cls_id, sep_id)
         assert not ids[length:].any()
-        borders = [place for place, token in enumerate(row) if token == tokenizer.sep_id]
+        borders = [place for place, token in enumerate(row) if token == sep_id]
         assert len(borders) in (1, 2)
         num_single += len(borders) == 1
         num_short += length < 64
@@ -125,20 +124,16 @@ def test_rows_look_as_in_the_paper(toy_shards):
 def test_second_segment_begins_at_a_border_if_there_is_one(toy_shards):
     shards = open_shards(toy_shards)
     (shard,) = shards.train
-    examples = Examples(shards.train, shards.tokenizer, ExamplesConfig(sequence_length=64), 0)
+    examples, batch = read_rows(shards, 64)
     lines, documents = set(shard.lines.tolist()), set(shard.documents.tolist())
-    rows = np.flatnonzero(examples.is_pair)
-    batch = examples.rows(rows)
-    for row, ids in zip(rows, batch.input_ids_BL, strict=True):
+    for row in np.flatnonzero(examples.is_pair):
         start, count = int(examples.starts[row]), int(examples.counts[row])
-        split = start + ids.tolist().index(shards.tokenizer.sep_id) - 1
-        inside = range(start + 1, start + count)
-        middle = start + (count + 1) // 2
+        split = start + batch.input_ids_BL[row].tolist().index(shards.tokenizer.sep_id) - 1
+        inside, middle = range(start + 1, start + count), start + (count + 1) // 2
         candidates = documents.intersection(inside) or lines.intersection(inside)
-        if candidates:
-            assert abs(split - middle) == min(abs(border - middle) for border in candidates)
-        else:
-            assert split in inside
+        assert split in (candidates or inside)
+        nearest = min((abs(border - middle) for border in candidates), default=None)
+        assert nearest is None or abs(split - middle) == nearest
 
 
 SPECIAL = SimpleNamespace(cls_id=2, sep_id=3, pad_id=0, starts_word=np.ones(20_000, dtype=bool))
@@ -783,14 +778,6 @@ def test_learns_the_toy_language(train):
 
 
 # Refusals
-
-
-def test_folders_that_are_none_are_refused(run, toy_shards, toy_config, tmp_path):
-    refuse("exists already", lambda: pretrain(toy_shards, run, toy_config, ignore))
-    refuse("is complete; there is nothing to resume", lambda: resume(run, ignore))
-    refuse("is not a run folder", lambda: resume(tmp_path, ignore))
-    refuse("not a shards folder", lambda: pretrain(tmp_path, tmp_path / "run", toy_config, ignore))
-    assert not (tmp_path / "run").exists()
 
 
 FROZEN = "generator.kind=frozen method.sharing=none generator.frozen_run="

@@ -18,33 +18,16 @@ from electra.terminal.printing import (
     print_tokens,
 )
 
-TRAIN = {
-    "part": "train",
-    "step": 1000,
-    "tokens": 7_000_000,
-    "seconds": 500.0,
-    "tokens_per_second": 14_040.0,
-    "seconds_left": 185.0,
-    "mlm_loss": 10.906,
-    "mlm_accuracy": 0.341,
-    "sampled_accuracy": 0.212,
-    "replaced_rate": 0.118,
-    "disc_loss": 0.2966,
-    "constant_disc_loss": 0.3634,
-    "disc_auc": 0.805,
-    "loss": 19.0,
-    "learning_rate": 4.5e-4,
-    "grad_norm": 1.04,
+MEASURES = {
+    **{"step": 1000, "mlm_loss": 10.906, "mlm_accuracy": 0.341, "sampled_accuracy": 0.212},
+    **{"replaced_rate": 0.118, "disc_loss": 0.2966, "constant_disc_loss": 0.3634},
+    **{"disc_auc": 0.805, "loss": 19.0},
 }
-ONLY_TRAIN = (
-    "tokens",
-    "seconds",
-    "tokens_per_second",
-    "seconds_left",
-    "learning_rate",
-    "grad_norm",
-)
-HELDOUT = {k: v for k, v in TRAIN.items() if k not in ONLY_TRAIN} | {"part": "heldout"}
+HELDOUT = MEASURES | {"part": "heldout"}
+TRAIN = MEASURES | {
+    **{"part": "train", "tokens": 7_000_000, "seconds": 500.0, "tokens_per_second": 14_040.0},
+    **{"seconds_left": 185.0, "learning_rate": 4.5e-4, "grad_norm": 1.04},
+}
 
 
 def strip(text):
@@ -85,14 +68,8 @@ def test_a_wait_for_the_compiler_is_told_and_no_record(capsys, open_terminal):
 
 
 def test_plain_columns_keep_their_place_for_any_number(capsys):
-    wide = TRAIN | {
-        "step": 1_000_000,
-        "tokens_per_second": 1.2e6,
-        "seconds_left": 20 * 86_400.0,
-        "learning_rate": 9.96e-5,
-        "grad_norm": 1234.5,
-        "disc_auc": None,
-    }
+    wide = TRAIN | {"step": 1_000_000, "tokens_per_second": 1.2e6, "seconds_left": 20 * 86_400.0}
+    wide |= {"learning_rate": 9.96e-5, "grad_norm": 1234.5, "disc_auc": None}
     with Display(steps=10_000) as display:
         display.show(TRAIN)
         display.show(wide)
@@ -100,9 +77,8 @@ def test_plain_columns_keep_their_place_for_any_number(capsys):
     lines = [line for line in capsys.readouterr().err.splitlines() if line[0] != "#"]
     assert {len(line) for line in lines} == {78}
     assert {len(line.split()) for line in lines} == {12}
-    assert " 5.250 0.125 " in record_line(
-        {"step": 1, "part": "heldout", "lm_loss": 5.25, "lm_accuracy": 0.125}
-    )
+    causal = {"step": 1, "part": "heldout", "lm_loss": 5.25, "lm_accuracy": 0.125}
+    assert " 5.250 0.125 " in record_line(causal)
 
 
 def test_plain_mode_has_no_control_characters_even_with_forced_colour(capsys, monkeypatch):
@@ -118,14 +94,26 @@ def test_the_panel_shows_train_beside_held_out_in_80_columns(open_terminal):
     with Display(steps=10_000, title="tiny [bold] \x1b[2J") as display:
         display.show(TRAIN)
         display.show(HELDOUT | {"disc_loss": 0.5})
+    assert_fits(terminal)
     last = strip(terminal.getvalue()).split("╭")[-1]
-    assert all(cell_len(line) <= 80 for line in last.splitlines())
     assert "tiny [bold] \N{REPLACEMENT CHARACTER}[2J" in last
     for text in ("step 1,000 of 10,000", "14.0k tokens/s", "3m05s left", "10%", "1.04", "4.50e-04"):
         assert text in last
     for line in ("disc_loss 0.2966 0.5000", "constant predictor 0.3634 0.3634"):
         assert line in " ".join(last.split())
     assert "held-out at step 1,000" in last
+
+
+def test_a_narrow_terminal_is_not_broken(open_terminal):
+    terminal = open_terminal(columns=50)
+    with Display(steps=10_000) as display:
+        display.show(TRAIN)
+    assert_fits(terminal, 50)
+    assert "disc_auc" in terminal.getvalue()
+
+
+def assert_fits(terminal, columns=80):
+    assert all(cell_len(line) <= columns for line in strip(terminal.getvalue()).splitlines())
 
 
 def test_an_interrupt_gives_the_cursor_back(open_terminal):
@@ -150,14 +138,6 @@ def test_a_name_is_never_an_option_of_the_next_command():
     assert command("export", Path("-a b"), "-t", Path("--c"), "--out", "-") == (
         "electra export './-a b' ./-t ./--c --out ./-"
     )
-
-
-def test_a_narrow_terminal_is_not_broken(open_terminal):
-    terminal = open_terminal(columns=50)
-    with Display(steps=10_000) as display:
-        display.show(TRAIN)
-    assert all(cell_len(line) <= 50 for line in strip(terminal.getvalue()).splitlines())
-    assert "disc_auc" in terminal.getvalue()
 
 
 def test_progress_says_how_much_is_left(capsys, monkeypatch):
@@ -203,7 +183,7 @@ def test_progress_on_a_terminal_fits_into_it(open_terminal):
         progress.update(3, 10, "a note that is far too long for one line " * 3)
     shown = strip(terminal.getvalue())
     assert "30%" in shown
-    assert all(cell_len(line) <= 80 for line in shown.splitlines())
+    assert_fits(terminal)
 
 
 def test_a_table_is_plain_when_piped(capsys):
@@ -222,7 +202,7 @@ def test_a_table_on_a_terminal_is_ruled_and_fits(open_terminal):
     shown = strip(terminal.getvalue())
     assert "╭" in shown
     assert "[red]\N{REPLACEMENT CHARACTER}" in shown
-    assert all(cell_len(line) <= 80 for line in shown.splitlines())
+    assert_fits(terminal)
     assert shown.count("x") == 100
 
 
@@ -248,7 +228,7 @@ def test_a_long_sentence_wraps_in_blocks(open_terminal):
     terminal = open_terminal()
     print_tokens(SENTENCE)
     shown = strip(terminal.getvalue())
-    assert all(cell_len(line) <= 80 for line in shown.splitlines())
+    assert_fits(terminal)
     assert shown.count("sentence") > 1
     assert shown.count("[red]meal[/red]") == 6
     assert "\x1b[2J" not in terminal.getvalue()
@@ -284,10 +264,9 @@ def test_a_hostile_message_cannot_move_the_cursor(open_terminal):
 
 
 def test_of_several_processes_one_prints_notes(monkeypatch, capsys):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
-    for name, value in (("WORLD_SIZE", 2), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)):
-        monkeypatch.setenv(name, str(value))
-    for rank in range(2):
-        monkeypatch.setenv("RANK", str(rank))
+    names = ("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RANK")
+    for rank in ("0", "1"):
+        for name, value in zip(names, ("run", "2", "0", "1", rank), strict=True):
+            monkeypatch.setenv(name, value)
         print_note(f"told by {rank}")
     assert capsys.readouterr().err == "note: told by 0\n"

@@ -146,30 +146,40 @@ def test_feed_forward_and_its_gradients(layers, rows):
     assert_same_gradients(actual, expected, ours, exact)
 
 
+def compute_layer(layer, mask, hidden_size, device="cpu", dtype=torch.float32):
+    """Values and gradients of a layer."""
+    layer.to(device, torch.float64 if dtype == torch.float64 else torch.float32)
+    shape = (len(mask), mask.shape[-1], hidden_size)
+    x = torch.randn(shape, generator=rng(1)).to(device, dtype).requires_grad_()
+    y = layer(x, mask.to(device, dtype), None)
+    y.backward(torch.randn(shape, generator=rng(2)).to(device, dtype))
+    return [y.detach(), x.grad, *(parameter.grad for parameter in layer.parameters())]
+
+
+def make_layers(triton_class, hidden_size, length, std):
+    """The plain layer and ours with its weights, and a mask whose second row is short."""
+    probs = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    sizes = encoder_sizes(hidden_size, 1, 32, vocab_size=50, **probs)
+    sizes = dataclasses.replace(sizes, num_attention_heads=hidden_size // 32)
+    plain, ours = PostNormLayer(sizes), triton_class(sizes)
+    init_weights(plain, std, rng(0))
+    ours.load_state_dict(plain.state_dict())
+    mask = torch.zeros(3, 1, 1, length)
+    mask[1, ..., length - 9 :] = -1e30
+    return plain, ours, mask
+
+
 @pytest.mark.skipif(IS_INTERPRETED or not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("length", [128, 100, 200])
 def test_cuda_layer_is_that_of_float64(dtype, tolerance, length):
-    """Values and gradients, as distances relative to their norms; the second row is short."""
+    """Values and gradients, as distances relative to their norms."""
     from electra.model.triton import TritonPostNormLayer
 
-    sizes = encoder_sizes(
-        256, 1, 32, vocab_size=50, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
-    )
-    plain, ours = PostNormLayer(sizes), TritonPostNormLayer(sizes)
-    init_weights(plain, 0.05, rng(0))
-    ours.load_state_dict(plain.state_dict())
-    mask = torch.zeros(3, 1, 1, length)
-    mask[1, ..., length - 9 :] = -1e30
-    results = []
-    for layer, device, kind in ((plain.double(), "cpu", torch.float64), (ours, "cuda", dtype)):
-        layer.to(device)
-        start = torch.randn(3, length, 256, generator=rng(1))
-        x = start.to(device, kind).requires_grad_()
-        y = layer(x, mask.to(device, kind), None)
-        y.backward(torch.randn(y.shape, generator=rng(2)).to(device, kind))
-        results.append([y, x.grad, *(parameter.grad for parameter in layer.parameters())])
-    for exact, actual in zip(*results, strict=True):
+    plain, ours, mask = make_layers(TritonPostNormLayer, 256, length, 0.05)
+    expected = compute_layer(plain, mask, 256, dtype=torch.float64)
+    found = compute_layer(ours, mask, 256, "cuda", dtype)
+    for exact, actual in zip(expected, found, strict=True):
         assert (actual.cpu().double() - exact).norm() <= tolerance * exact.norm()
 
 
@@ -188,19 +198,6 @@ def test_cuda_attention_drops_the_share_asked_for():
 
 def test_the_layer_is_the_plain_one(layers):
     """Values and gradients without dropout, masked rows."""
-    sizes = encoder_sizes(
-        64, 1, 32, vocab_size=50, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
-    )
-    sizes = dataclasses.replace(sizes, num_attention_heads=2)
-    plain, ours = PostNormLayer(sizes), layers.TritonPostNormLayer(sizes)
-    init_weights(plain, 0.1, rng(0))
-    ours.load_state_dict(plain.state_dict())
-    mask = torch.zeros(2, 1, 1, 20)
-    mask[1, ..., 13:] = -1e30
-    results = []
-    for layer in (plain, ours):
-        x = torch.randn(2, 20, 64, generator=rng(1)).requires_grad_()
-        y = layer(x, mask, None)
-        (y**3).sum().backward()
-        results.append([y, x.grad, *(parameter.grad for parameter in layer.parameters())])
+    plain, ours, mask = make_layers(layers.TritonPostNormLayer, 64, 20, 0.1)
+    results = (compute_layer(layer, mask, 64) for layer in (plain, ours))
     assert_near_tensors(*results, least=1e-3)
