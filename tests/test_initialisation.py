@@ -87,11 +87,7 @@ def test_heads_look_at_the_tokens_beside(embedding_size, causal):
 
 def test_generator_begins_at_the_frequencies(toy_shards, toy_config):
     shards = open_shards(toy_shards)
-    config = override(
-        toy_config, ["train.initial_weights=neighbours", "generator.hidden_fraction=1"]
-    )
-    size = shards.tokenizer.vocab_size
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=size))
+    config = fit_to_shards(override(toy_config, ["generator.hidden_fraction=1"]), shards)
     model = build_model(config, shards.tokenizer, Machine(), count_tokens(shards))
     tokens = np.concatenate([shard.tokens for shard in shards.train])
     probs = model.generator.head.bias.detach().exp()

@@ -322,8 +322,12 @@ def test_a_step_keeps_the_ranking_of_its_run():
     """That of the first session on the device; another device is measured anew."""
     ranking = {"masked": ["MATH"], "unmasked": ["FLASH_ATTENTION", "MATH"]}
     other = {"masked": ["EFFICIENT_ATTENTION"], "unmasked": ["MATH"]}
-    steps = [("a CPU", {"layers": "x"}), *(("one GPU", {"attention": a}) for a in (ranking, other))]
-    sessions = [*({"device": name, "step": step} for name, step in steps), {}]
+    sessions = [
+        {"device": "a CPU", "step": {"layers": "FusedPostNormLayer"}},
+        {"device": "one GPU", "step": {"attention": ranking}},
+        {"device": "one GPU", "step": {"attention": other}},
+        {},
+    ]
     for device, expected in (("one GPU", ranking), ("another GPU", None), ("a CPU", None)):
         assert recorded_ranking({"sessions": sessions}, device) == expected
     config = make_config("train.compile=no")
@@ -592,7 +596,11 @@ def test_a_rare_mask_is_computed_plainly(monkeypatch):
     compiled, counts = [], []
 
     def note(step, function):
-        return lambda *arguments: compiled.append(function) or function(*arguments)
+        def call(*arguments):
+            compiled.append(function)
+            return function(*arguments)
+
+        return call
 
     monkeypatch.setattr(AcceleratedStep, "_compile", note)
     monkeypatch.setattr(acceleration, "_compiles", lambda config, device: True)
