@@ -80,9 +80,6 @@ def load(module, tensors):
     return module.eval()
 
 
-# Both
-
-
 @pytest.mark.parametrize("body", ["modern", "deberta"])
 def test_lines_of_the_card_use_the_discriminators_head(body, request, monkeypatch):
     folder = request.getfixturevalue(body)
@@ -92,9 +89,6 @@ def test_lines_of_the_card_use_the_discriminators_head(body, request, monkeypatc
     head = load(DiscriminatorHead(saved.sizes), saved.head)
     found, inputs = names["probs"].logit(), names["inputs"]
     torch.testing.assert_close(found, head(encoder(inputs["input_ids"])), **TOLERANCE)
-
-
-# ModernBERT
 
 
 def test_a_folder_that_transformers_wrote_is_read(modern, tmp_path):
@@ -175,9 +169,6 @@ def favour(layer):
     """Scores of which that of one layer is the best."""
     calls = itertools.count()
     return lambda gold, cosines: 1.0 if next(calls) == layer - 1 else 0.0
-
-
-# DeBERTaV3
 
 
 def assert_same(found, expected):

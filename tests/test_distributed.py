@@ -106,9 +106,6 @@ def test_every_objective_is_computed_by_a_divided_model(tmp_path, processes, sha
     assert_one_step(names, processes, 10, tmp_path, sharding)
 
 
-# Whole runs
-
-
 PROGRAM = """
 import json, os, signal, sys, time
 from pathlib import Path

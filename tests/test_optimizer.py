@@ -50,9 +50,6 @@ def test_seeds_of_steps_differ():
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-# Adam of the released code
-
-
 def test_first_twenty_updates_are_those_of_the_uncorrected_adam():
     """A constant gradient: the update is (1 - 0.9^t) / sqrt(1 - 0.999^t) times torch's."""
     sizes = {}
@@ -85,9 +82,6 @@ def test_decay_is_decoupled_and_spares_biases_and_norms():
         spared = name.endswith("bias") or "norm" in name
         expected = before[name] * (1 if spared else 1 - 0.1 * 0.01)
         torch.testing.assert_close(parameter.detach(), expected, rtol=1e-6, atol=0)
-
-
-# Muon
 
 
 @pytest.mark.parametrize("shape", [(1, 64, 64), (3, 32, 128), (2, 128, 32)])

@@ -60,9 +60,6 @@ def let_free(monkeypatch):
     return lambda size: monkeypatch.setattr(memory, "free_memory", lambda device: size)
 
 
-# Counts and time
-
-
 @pytest.mark.parametrize("body", ["electra", "modernbert"])
 def test_a_plan_has_exact_counts_and_the_time_of_steps(body):
     """Of 0.3 seconds. Local attention in blocks: rows are longer than a window of 16."""
@@ -124,9 +121,6 @@ def test_rows_are_full_and_different():
     assert (first.input_ids_BL[:, 1:-1] >= 5).all()
     assert not torch.equal(first.input_ids_BL, second.input_ids_BL)
     assert all(tensor.is_contiguous() for tensor in (first.input_ids_BL, first.token_type_ids_BL))
-
-
-# The memory of a step
 
 
 def test_memory_is_what_a_piece_keeps():
@@ -243,9 +237,6 @@ def test_the_estimate_leaves_no_graph_behind(settings):
     assert not any(get_gradient_edge(each).node.metadata for each in model.parameters())
 
 
-# Recomputed activations
-
-
 def gradients(*settings):
     """Loss and gradients of two pieces of a step, and the state of the dropout's randomness."""
     config = config_of("model.num_hidden_layers=3", *settings)
@@ -314,9 +305,6 @@ def test_recomputed_and_compiled_as_one_graph_it_keeps_less_and_computes_the_sam
     assert bytes_recomputed < 0.3 * bytes_kept
     for name, tensor in kept.items():
         torch.testing.assert_close(recomputed[name], tensor, atol=1e-6, rtol=1e-5)
-
-
-# What is free
 
 
 def write_group(folder, limit, used, stat, version=2):
