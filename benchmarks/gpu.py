@@ -56,20 +56,11 @@ OTHERS: dict[str, tuple[str, int, list[str]]] = {
     "small-plain": ("small", 128, ["--plain"]),
     "small-mix-order": ("small", 128, ["--mix-order"]),
     "small-512": ("small", 512, []),
-    "small-wide": (
-        "small",
-        128,
-        ["generator.hidden_fraction=1", "generator.layers_fraction=0.25"],
-    ),
+    "small-wide": ("small", 128, ["generator.hidden_fraction=1", "generator.layers_fraction=0.25"]),
     "base": ("base", 64, []),
 }
 """Preset, rows, and settings or an option of other measurements."""
-FINETUNINGS = {
-    "cola": "CoLA",
-    "mrpc": "MRPC",
-    "rte": "RTE",
-    "sts-b": "STS-B",
-}
+FINETUNINGS = {"cola": "CoLA", "mrpc": "MRPC", "rte": "RTE", "sts-b": "STS-B"}
 """Tasks that take seconds on a GPU, and their folders."""
 SCHEDULE = [
     *("install", "kernels", "captured", "small", "triton", "small-triton", "prepare"),

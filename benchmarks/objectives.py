@@ -40,11 +40,7 @@ VARIANTS = {
     "replace_mlm": ["method.objective=replace_mlm"],
     "all_tokens_mlm": ["method.objective=all_tokens_mlm"],
     "electric": ["method.objective=electric", "method.disc_weight=50"],
-    "two_stage": [
-        "method.scheme=two_stage",
-        "method.sharing=none",
-        "generator.layers_fraction=1",
-    ],
+    "two_stage": ["method.scheme=two_stage", "method.sharing=none", "generator.layers_fraction=1"],
     "adversarial": ["method.scheme=adversarial"],
 }
 TASKS = {
@@ -255,12 +251,7 @@ def main() -> None:
         print(f"--- {variant}, seed {seed}", flush=True)
         records.append(
             run_one(
-                variant,
-                seed,
-                arguments.rtd_steps,
-                arguments.shards,
-                arguments.glue,
-                arguments.runs,
+                variant, seed, arguments.rtd_steps, arguments.shards, arguments.glue, arguments.runs
             )
         )
     if parts == 1:

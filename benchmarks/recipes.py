@@ -92,10 +92,7 @@ _ONE_CHANGE: dict[str, dict[str, Any]] = {
     "mask 25%": {"method.mask_prob": 0.25},
     "temperature 0.7": {"generator.temperature": 0.7},
     "generator as deep": {"generator.layers_fraction": 1},
-    "dropout 0.1": {
-        "model.hidden_dropout_prob": 0.1,
-        "model.attention_probs_dropout_prob": 0.1,
-    },
+    "dropout 0.1": {"model.hidden_dropout_prob": 0.1, "model.attention_probs_dropout_prob": 0.1},
 }
 _SHIPPED: dict[str, Any] = {**_BEST, "train.batch_size": 32, "optimizer.weight_decay": 0.1}
 _CHANGES: dict[str, dict[str, Any]] = {

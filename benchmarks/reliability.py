@@ -344,11 +344,7 @@ def damage(work: Path, shards: Path) -> dict[str, Any]:
         named = any(f"{newest.name} is damaged" in str(each.message) for each in told)
         detected += named
         mended += read_end(run)[2] == expected[2]
-    return {
-        "cases": len(cases),
-        "detected and named": detected,
-        "same bits at the end": mended,
-    }
+    return {"cases": len(cases), "detected and named": detected, "same bits at the end": mended}
 
 
 def disk(work: Path, shards: Path) -> dict[str, Any]:

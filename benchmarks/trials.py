@@ -565,10 +565,7 @@ def list_json_damages(rng: random.Random) -> Iterator[tuple[str, Harm, tuple[str
             "normalizer",
             {"type": "Sequence", "normalizers": [replace, replace, replace]},
         ),
-        "a pattern without end": (
-            "pre_tokenizer",
-            {**split, "pattern": {"Regex": "(a+a+)+b"}},
-        ),
+        "a pattern without end": ("pre_tokenizer", {**split, "pattern": {"Regex": "(a+a+)+b"}}),
         "a pattern that is none": ("pre_tokenizer", {**split, "pattern": {"Regex": "(?<=a+)["}}),
         "an empty vocabulary": ("model", {"type": "WordPiece", "vocab": {}, "unk_token": "[UNK]"}),
         "tokens without ids": ("added_tokens", [{"id": 10**9, "content": "far", "special": True}]),

@@ -350,10 +350,7 @@ OBJECTIVES = {
 """Module and class below method/ of each objective. A new objective is one more line here."""
 ALONE = ("mlm", "causal_lm")
 """Objectives without a generator."""
-SCHEMES = {
-    ("rtd", "two_stage"): "schemes:TwoStage",
-    ("rtd", "adversarial"): "schemes:Adversarial",
-}
+SCHEMES = {("rtd", "two_stage"): "schemes:TwoStage", ("rtd", "adversarial"): "schemes:Adversarial"}
 """Module and class below method/ for an objective with a scheme other than joint."""
 
 

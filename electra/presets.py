@@ -94,10 +94,7 @@ def improve(config: PretrainConfig, layers_fraction: float = 0.25) -> PretrainCo
         config,
         generator=GeneratorConfig(hidden_fraction=1.0, layers_fraction=layers_fraction),
         optimizer=dataclasses.replace(
-            optimizer,
-            matrices="muon",
-            learning_rate=2 * optimizer.learning_rate,
-            weight_decay=0.1,
+            optimizer, matrices="muon", learning_rate=2 * optimizer.learning_rate, weight_decay=0.1
         ),
         train=dataclasses.replace(train, initial_weights="cooccurrence"),
     )
@@ -163,10 +160,7 @@ def _best_on_two_cores(
             generator=GeneratorConfig(hidden_fraction=1.0),
             method=MethodConfig(disc_weight=5.0),
             optimizer=OptimizerConfig(
-                learning_rate=1e-3,
-                warmup_steps=300,
-                adam_beta2=0.98,
-                decay_fraction=decay_fraction,
+                learning_rate=1e-3, warmup_steps=300, adam_beta2=0.98, decay_fraction=decay_fraction
             ),
             train=train,
         ),

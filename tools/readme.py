@@ -33,10 +33,7 @@ QUICKSTART = "quickstart-"
 """Beginning of the names of the folders with a run and fine-tunings of `electra quickstart`."""
 BENCHMARKS = {
     "step": ("step", "A pre-training step beside the same step with transformers' modules"),
-    "step-modern-mini": (
-        "step --preset modern-mini",
-        "The same of ModernBERT's architecture",
-    ),
+    "step-modern-mini": ("step --preset modern-mini", "The same of ModernBERT's architecture"),
     "step-deberta-v3-xsmall": (
         "step --preset deberta-v3-xsmall --batch-size 4 --repeats 7 --threads 2 --compiled",
         "The same of DeBERTa's architecture",
@@ -79,10 +76,7 @@ def update_readme(readme_path: Path, results_folder: Path) -> list[Path]:
     frames = {path: _read_frame(path) for path in (readme_path, page_path)}
     results = _read_results(results_folder)
     shown = max(results, key=_rank_result)
-    blocks = {
-        readme_path: _readme_block(shown),
-        page_path: _page_block(results, results_folder),
-    }
+    blocks = {readme_path: _readme_block(shown), page_path: _page_block(results, results_folder)}
     for result in results:
         if guide := GUIDES.get(result.run.name):
             guide_path = readme_path.parent / guide

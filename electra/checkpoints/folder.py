@@ -282,10 +282,7 @@ def _fit(tensors: Weights, sizes: EncoderConfig, source: str) -> Weights:
 
 
 def find_networks(
-    architecture: Architecture,
-    sizes: EncoderConfig,
-    theirs: Weights,
-    judge: Weights | None = None,
+    architecture: Architecture, sizes: EncoderConfig, theirs: Weights, judge: Weights | None = None
 ) -> dict[str, SavedNetwork]:
     """Return the networks that transformers' tensors hold, by what they predict.
 

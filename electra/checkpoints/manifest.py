@@ -63,10 +63,7 @@ def find_commit() -> str | None:
             subprocess.run(
                 ["git", "-C", str(root), *words], capture_output=True, text=True, check=True
             ).stdout.strip()
-            for words in (
-                ["rev-parse", "HEAD"],
-                ["status", "--porcelain", "--untracked-files=no"],
-            )
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
         ]
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -101,10 +101,7 @@ class Architecture:
         }
 
     def to_theirs(
-        self,
-        encoder: Tensors,
-        head: Tensors | None = None,
-        kind: str = "",
+        self, encoder: Tensors, head: Tensors | None = None, kind: str = ""
     ) -> dict[str, Tensor]:
         """Return parameters under the names of the class with this kind of head."""
         prefix = self.prefix if kind in self.heads else self.bare_prefix
@@ -247,9 +244,7 @@ def expand_classifier(weight_CH: Tensor, bias_C: Tensor) -> dict[str, Tensor]:
 
 
 def _read_fields(
-    values: Mapping[str, Any],
-    fields: Mapping[str, tuple[str, Any]],
-    fixed: Mapping[str, Any],
+    values: Mapping[str, Any], fields: Mapping[str, tuple[str, Any]], fixed: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the fields of EncoderConfig, given their names and defaults in config.json."""
     for name, expected in fixed.items():

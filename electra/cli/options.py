@@ -66,8 +66,7 @@ Recipe = Annotated[
 DryRun = Annotated[
     bool,
     Parameter(
-        name="--dry-run",
-        help="Print the settings and what would be done, and write nothing.",
+        name="--dry-run", help="Print the settings and what would be done, and write nothing."
     ),
 ]
 

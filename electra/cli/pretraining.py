@@ -203,8 +203,7 @@ def _print_results(run: Path, results: dict[str, Any]) -> None:
         wrote += f": {', '.join(f'{name} {value}' for name, value in reached)} on held-out text"
     wrote += f"; {place_on_the_papers_curve(results['flops']['paper'])}"
     print_done(
-        wrote,
-        command("finetune", run, "--task", "own", "--data", "FOLDER", "--out", "results"),
+        wrote, command("finetune", run, "--task", "own", "--data", "FOLDER", "--out", "results")
     )
 
 
@@ -229,8 +228,7 @@ def plan(
     from electra.pretraining.plan import plan as run_plan
 
     require(
-        0 < probe_seconds < math.inf,
-        f"--probe-seconds must be > 0 and finite, not {probe_seconds}",
+        0 < probe_seconds < math.inf, f"--probe-seconds must be > 0 and finite, not {probe_seconds}"
     )
     given = [
         *set_,

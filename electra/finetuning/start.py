@@ -111,8 +111,5 @@ def fit_to_start(
         require(decay in (1, usual), f"layer_lr_decay {decay} {advice} layer_lr_decay=1")
         decay = 1.0
     return dataclasses.replace(
-        config,
-        sequence_length=length,
-        epochs=config.epochs or task.epochs,
-        layer_lr_decay=decay,
+        config, sequence_length=length, epochs=config.epochs or task.epochs, layer_lr_decay=decay
     )

@@ -39,10 +39,7 @@ def describe_run(run: Path, step: int) -> Facts:
         ("objective", f"{config['method']['objective']}, mode {config['method']['mode']}"),
         ("data", f"`{Path(shards.get('folder', '?')).name}`, sha256 {shards.get('sha256', '?')}"),
         ("steps", f"{step:,} of {config['train']['steps']:,}"),
-        (
-            "batch",
-            f"{config['train']['batch_size']} rows of {examples['sequence_length']} tokens",
-        ),
+        ("batch", f"{config['train']['batch_size']} rows of {examples['sequence_length']} tokens"),
         (
             "optimizer",
             f"{optimizer['matrices']}, learning rate {optimizer['learning_rate']:g}, "

@@ -20,13 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from electra.checkpoints.checkpoint import Weights
-from electra.checkpoints.folder import (
-    TOKENS,
-    SavedModel,
-    SavedNetwork,
-    find_networks,
-    read_length,
-)
+from electra.checkpoints.folder import TOKENS, SavedModel, SavedNetwork, find_networks, read_length
 from electra.checkpoints.names import ARCHITECTURES, DEBERTA, ELECTRA, count_layers
 from electra.config import EncoderConfig
 from electra.errors import require, tell_place

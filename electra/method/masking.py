@@ -334,11 +334,7 @@ def predict_masked(
 
 
 def predict_chosen(
-    network: MaskedLM | FixedDistribution,
-    shown: Batch,
-    batch: Batch,
-    draw: Draw,
-    counts: Counts,
+    network: MaskedLM | FixedDistribution, shown: Batch, batch: Batch, draw: Draw, counts: Counts
 ) -> Prediction:
     """Return a network's prediction of the original tokens at the masked positions."""
     prediction: Prediction = network(

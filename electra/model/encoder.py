@@ -23,18 +23,8 @@ from electra.config import EncoderConfig
 from electra.errors import UserError, require
 from electra.model.deberta import DisentangledLayer, RelativePlaces, RelativePositions
 from electra.model.electra import AttentionMask, Embeddings, PostNormLayer
-from electra.model.fused import (
-    FusedDisentangledLayer,
-    FusedPostNormLayer,
-    FusedPreNormLayer,
-)
-from electra.model.modernbert import (
-    Places,
-    PreNormLayer,
-    RotaryPlaces,
-    TokenEmbeddings,
-    make_norm,
-)
+from electra.model.fused import FusedDisentangledLayer, FusedPostNormLayer, FusedPreNormLayer
+from electra.model.modernbert import Places, PreNormLayer, RotaryPlaces, TokenEmbeddings, make_norm
 from electra.model.parts import Dropout, DropoutMasks, Linear, Sees, Sight
 
 Layer = PostNormLayer | PreNormLayer

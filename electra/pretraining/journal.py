@@ -17,13 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.profiler import profile, schedule
 
-from electra.checkpoints.checkpoint import (
-    STATE,
-    Saver,
-    State,
-    describe_networks,
-    write_checkpoint,
-)
+from electra.checkpoints.checkpoint import STATE, Saver, State, describe_networks, write_checkpoint
 from electra.checkpoints.manifest import amend_session, begin_session
 from electra.checkpoints.metrics import MetricsLog, Tracker, read_metrics
 from electra.config import PretrainConfig, TrainConfig
@@ -174,10 +168,7 @@ class Clock:
     """
 
     def __init__(
-        self,
-        totals: Totals,
-        wait: Callable[[], None],
-        now: Callable[[], float] = time.perf_counter,
+        self, totals: Totals, wait: Callable[[], None], now: Callable[[], float] = time.perf_counter
     ):
         self.step, self.tokens, self.seconds = totals[:3]
         self.wait, self.now = wait, now

@@ -44,14 +44,7 @@ from electra.pretraining.init_from import (
     load_start,
     require_vocabulary,
 )
-from electra.pretraining.journal import (
-    Journal,
-    Show,
-    SilentJournal,
-    Totals,
-    Window,
-    read_totals,
-)
+from electra.pretraining.journal import Journal, Show, SilentJournal, Totals, Window, read_totals
 from electra.pretraining.plan import require_memory
 from electra.pretraining.start import (
     build_model,

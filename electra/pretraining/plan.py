@@ -263,9 +263,7 @@ def plan(
 
 
 def estimate_run(
-    config: PretrainConfig,
-    machine: Machine,
-    clock: Callable[[], float] = time.perf_counter,
+    config: PretrainConfig, machine: Machine, clock: Callable[[], float] = time.perf_counter
 ) -> float:
     """Return about how long all steps take, seconds: their operations at the speed of one layer.
 

@@ -142,16 +142,10 @@ GLOSSARY: dict[str, Metric] = {
         heldout=True,
     ),
     "old_disc_auc": Metric(
-        "discriminator's AUC, old text",
-        "",
-        ".3f",
-        "The AUC on the same rows as old_disc_loss.",
+        "discriminator's AUC, old text", "", ".3f", "The AUC on the same rows as old_disc_loss."
     ),
     "new_disc_auc": Metric(
-        "discriminator's AUC, new text",
-        "",
-        ".3f",
-        "The AUC on the same rows as new_disc_loss.",
+        "discriminator's AUC, new text", "", ".3f", "The AUC on the same rows as new_disc_loss."
     ),
     "old_loss": Metric(
         "total loss, old text",
@@ -322,30 +316,16 @@ GLOSSARY: dict[str, Metric] = {
         panel="Gradient norm",
     ),
     "tokens_per_second": Metric(
-        "speed",
-        "tokens/s",
-        ",.0f",
-        "Training tokens per second, without padding.",
-        panel="Speed",
+        "speed", "tokens/s", ",.0f", "Training tokens per second, without padding.", panel="Speed"
     ),
-    "step": Metric(
-        "step",
-        "optimizer steps",
-        ",d",
-        "Weight updates so far.",
-    ),
+    "step": Metric("step", "optimizer steps", ",d", "Weight updates so far."),
     "tokens": Metric(
         "tokens",
         "tokens",
         ",d",
         "Training tokens so far, without padding. A token read twice counts twice.",
     ),
-    "seconds": Metric(
-        "time",
-        "s",
-        ",.1f",
-        "Training time, without evaluation.",
-    ),
+    "seconds": Metric("time", "s", ",.1f", "Training time, without evaluation."),
 }
 """The metrics by key, in the order of tables and of the report's glossary."""
 

@@ -242,9 +242,7 @@ async def list_models(service: Served) -> list[dict[str, Any]]:
 
 @routes.post("/models/{model}/detect", tags=["answers"])
 async def detect(
-    service: Served,
-    found: Annotated[PretrainedModel, Depends(_find_model("detect"))],
-    body: Texts,
+    service: Served, found: Annotated[PretrainedModel, Depends(_find_model("detect"))], body: Texts
 ) -> list[Words]:
     """Which words look replaced: the discriminator's probabilities."""
     answers = await service.ask(found.detect, body.texts, list(map(len, body.texts)))

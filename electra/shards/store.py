@@ -239,11 +239,7 @@ def _column_dtype(column: str, dtype: str) -> np.dtype:
 
 
 def _check_files(
-    folder: Path,
-    files: dict[str, tuple[int, str]],
-    digest: str,
-    *,
-    verify: bool | Literal["anew"],
+    folder: Path, files: dict[str, tuple[int, str]], digest: str, *, verify: bool | Literal["anew"]
 ) -> None:
     """Check the size of each file, and with `verify` its sha256; `digest` is the manifest's."""
     times = {}

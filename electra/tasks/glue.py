@@ -66,9 +66,7 @@ GLUE = {
         metrics=("accuracy", "f1"),
     ),
     "qnli": GlueTask(
-        folders=("QNLI",),
-        texts=("question", "sentence"),
-        labels=("entailment", "not_entailment"),
+        folders=("QNLI",), texts=("question", "sentence"), labels=("entailment", "not_entailment")
     ),
     "rte": GlueTask(folders=("RTE",), labels=("entailment", "not_entailment"), epochs=10),
     "wnli": GlueTask(folders=("WNLI",)),

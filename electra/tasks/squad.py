@@ -22,23 +22,10 @@ from electra.config import EncoderConfig, FinetuneConfig, SquadConfig
 from electra.errors import UserError, require
 from electra.files import parse_json, write_json
 from electra.model.heads import UNANSWERABLE_WEIGHT, BeamSpanHead, SpanHead, build_inner, span_loss
-from electra.tasks.family import (
-    Constant,
-    Family,
-    Record,
-    Task,
-    choose_columns,
-    find_splits,
-)
+from electra.tasks.family import Constant, Family, Record, Task, choose_columns, find_splits
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, own_words, pad_rows
 from electra.tasks.squad_score import score_v1, score_v2
-from electra.text.tables import (
-    TABLE_FORMATS,
-    format_of,
-    read_content,
-    read_table,
-    require_format,
-)
+from electra.text.tables import TABLE_FORMATS, format_of, read_content, read_table, require_format
 from electra.tokenizing.tokenizer import Tokenizer
 
 SQUAD_2 = "squad-2.0"

@@ -29,14 +29,7 @@ from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, did_you_mean, require
 from electra.model.heads import ClassifierHead, FeatureHead, build_inner
 from electra.tasks.classification import Labelled
-from electra.tasks.family import (
-    Record,
-    Task,
-    find_splits,
-    is_plain,
-    is_unlabelled,
-    read_plain,
-)
+from electra.tasks.family import Record, Task, find_splits, is_plain, is_unlabelled, read_plain
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_words, own_words, pad_rows
 from electra.text.tables import format_of, read_table, read_text_lines, require_format
 from electra.tokenizing.tokenizer import Tokenizer
@@ -325,11 +318,7 @@ def _find_model(lines: Sequence[str]) -> tuple[int, Callable[[str], list[str]]]:
 
 
 def _read_columns(
-    path: Path,
-    word_column: int,
-    tag_column: int | None,
-    known: Sequence[str],
-    notes: list[str],
+    path: Path, word_column: int, tag_column: int | None, known: Sequence[str], notes: list[str]
 ) -> list[TaggedSentence]:
     """Return the sentences of a file with a word a line."""
     lines = read_text_lines(path)

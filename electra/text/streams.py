@@ -18,14 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any, cast
 
 from electra.errors import UserError, import_extra, require
-from electra.files import (
-    HASHES,
-    cache_folder,
-    flush_file,
-    parse_object,
-    sha256_file,
-    take_turns,
-)
+from electra.files import HASHES, cache_folder, flush_file, parse_object, sha256_file, take_turns
 
 STDIN = Path("-")
 ZSTD_BITE_BYTES = 512

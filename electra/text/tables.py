@@ -312,11 +312,7 @@ class TableFile:
 
 
 def read_table(
-    path: Path,
-    columns: tuple[str, ...] = (),
-    separator: str = "",
-    *,
-    may_be_short: bool = False,
+    path: Path, columns: tuple[str, ...] = (), separator: str = "", *, may_be_short: bool = False
 ) -> TableFile:
     """Return the rows of a table in any of TABLE_FORMATS, compressed or not; refuse an empty one.
 

@@ -121,8 +121,7 @@ def choose_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
     """Return the device; "auto" is cuda if a CUDA device is available, else cpu."""
     has_cuda = torch.cuda.is_available()
     require(
-        has_cuda or name != "cuda",
-        "device cuda: this torch sees no CUDA device; use cpu or auto",
+        has_cuda or name != "cuda", "device cuda: this torch sees no CUDA device; use cpu or auto"
     )
     return torch.device("cuda" if has_cuda and name != "cpu" else "cpu")
 
