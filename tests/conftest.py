@@ -1,6 +1,7 @@
 """Fixtures: the smallest real things of each kind, made once."""
 
 import dataclasses
+import gc
 import io
 import sys
 from pathlib import Path
@@ -24,8 +25,15 @@ from electra.processes import Interrupted
 from electra.settings import override
 from electra.shards.prepare import prepare
 from electra.tokenizing.tokenizer import Tokenizer
+from electra.training import machine
 
 torch.set_num_threads(1)  # the tests run side by side
+machine.PEAK_SECONDS = 0.0  # one product, since no test needs the peak
+
+
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()  # each run collects, which takes long where much is alive
 
 
 def pytest_addoption(parser):

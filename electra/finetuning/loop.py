@@ -198,7 +198,7 @@ class Training:
 
     def __init__(self, job: Job, rows: TaskRows, machine: Machine, seed: int):
         config = job.config
-        self.job, self.seed, self.device = job, seed, machine.device
+        self.job, self.seed, self.machine = job, seed, machine
         self.train = rows.splits["train"]
         self.epochs = config.epochs or job.task.epochs
         self.steps = self.epochs * math.ceil(len(self.train) / config.batch_size)
@@ -211,7 +211,7 @@ class Training:
             from_scratch=job.from_scratch,
         )
         self.whole_table = keep_tokens(self.model, rows.token_ids)
-        self.model.to(self.device)
+        self.model.to(machine.device)
         self.optimizer_config = OptimizerConfig(
             learning_rate=config.learning_rate,
             warmup_steps=round(config.warmup_fraction * self.steps),
@@ -228,12 +228,12 @@ class Training:
         model, optimizer, config = self.model, self.optimizer, self.job.config
         family, lengths = self.job.task.family, self.train.item_lengths
         model.train()
-        began, loss_sum = time.perf_counter(), torch.zeros((), device=self.device)
+        began, loss_sum = time.perf_counter(), torch.zeros((), device=self.machine.device)
         for items in choose_batches(lengths, config.batch_size, seed=self.seed, epoch=epoch):
-            torch.manual_seed(step_seed(self.seed, "dropout", self.step))
+            self.machine.seed_dropout(step_seed(self.seed, "dropout", self.step))
             rate = learning_rate_at(self.step, self.steps, self.optimizer_config, config.mode)
             set_learning_rate(optimizer, rate)
-            batch = make_batch(self.train, items, self.device)
+            batch = make_batch(self.train, items, self.machine.device)
             loss = family.loss(model(batch), batch)
             (loss * len(items) if config.mode == "reference" else loss).backward()
             nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm, foreach=True)

@@ -474,13 +474,16 @@ def _load_newest(run: Path, step: Step) -> Totals:
 def _without_collector() -> Iterator[None]:
     """Keep Python's garbage collector from pausing steps, which make no cycles."""
     gc.collect()
-    gc.freeze()  # what lives already is never searched again
+    freezes = not gc.get_freeze_count()  # what the caller has frozen stays so
+    if freezes:
+        gc.freeze()  # what lives already is never searched again
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
-        gc.unfreeze()
+        if freezes:
+            gc.unfreeze()
 
 
 def find_learning_rate(step: int, model: Objective, config: PretrainConfig) -> float:

@@ -190,4 +190,4 @@ class Step:
         """Seed dropout by the micro-batch's number in the run, whatever the number of processes."""
         num_micro_batches = self.config.train.accumulation * self.machine.num_ranks
         number = self.number * num_micro_batches + micro_batch
-        torch.manual_seed(step_seed(self.config.train.seed, stream, number))
+        self.machine.seed_dropout(step_seed(self.config.train.seed, stream, number))

@@ -81,6 +81,11 @@ class Machine:
                 break
         return best
 
+    def seed_dropout(self, seed: int) -> None:
+        """Seed what dropout draws from."""
+        # torch.manual_seed formats the stack once for each kind of device that is not there.
+        (torch.default_generator if self.device.type == "cpu" else torch).manual_seed(seed)
+
     def wait(self) -> None:
         """Wait until the device has finished all queued work."""
         if self.device.type == "cuda":
