@@ -9,6 +9,7 @@ Table 6 and Table 7 are tables of the ELECTRA paper's appendix.
 """
 
 import dataclasses
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -708,7 +709,16 @@ class PretrainConfig(Settings):
             how += f" for method.contrast_weight {self.method.contrast_weight:g}"
             is_so = is_so or not self.method.contrasts
             self.must(name, is_so, f"{how}, which compares whole rows of a step (0: does not)")
-        if self.generator.kind != "network":
+        learns = self.generator.kind == "network" and self.method.objective not in ALONE
+        narrow = min(model.hidden_size, generator.hidden_size if learns else model.hidden_size)
+        instead = "" if narrow == model.hidden_size else ", or generator.hidden_fraction=1"
+        self.must(
+            "model.embedding_size",
+            starts == "bert" or model.embedding_size <= narrow,
+            f"be at most {narrow} for train.initial_weights {starts}, the hidden size of the "
+            f"narrowest network: set one of them{instead}",
+        )
+        if not learns:
             return
         shared, most = self.generator.shared_layers, generator.num_hidden_layers
         is_as_wide = generator.hidden_size == model.hidden_size
@@ -721,16 +731,9 @@ class PretrainConfig(Settings):
         is_tied = model.architecture != "electra" and sharing in ("embeddings", "gdes")
         self.must(
             "generator.hidden_fraction",
-            not is_tied or self.method.objective in ALONE or is_as_wide,
+            not is_tied or is_as_wide,
             f"be 1 for method.sharing {sharing} in architecture {model.architecture}; a generator "
             "with generator.layers_fraction=0.25 is small too",
-        )
-        narrow = min(model.hidden_size, generator.hidden_size)
-        self.must(
-            "model.embedding_size",
-            starts == "bert" or model.embedding_size <= narrow,
-            f"be at most {narrow} for train.initial_weights {starts}, the hidden size of the "
-            "narrower network: set one of them, or generator.hidden_fraction=1",
         )
 
     @property
@@ -748,6 +751,32 @@ class PretrainConfig(Settings):
         """
         rest = self.train.steps - self.second_stage
         return min(self.second_stage or rest, rest) if self.method.scheme == "two_stage" else rest
+
+
+UNREAD = (
+    ("method.objective=mlm|causal_lm", "generator.", "it has no generator"),
+    ("method.objective=mlm|causal_lm", "method.sharing", "it has no generator"),
+    ("method.objective=mlm|causal_lm", "method.disc_weight", "it judges no token"),
+    ("method.objective=replace_mlm|all_tokens_mlm", "method.disc_weight", "it judges no token"),
+    ("method.objective=causal_lm", "method.mask_prob", "it masks nothing"),
+    ("generator.kind=uniform|unigram", "method.sharing", "it is no network"),
+    *(
+        (f"generator.kind={kind}", f"generator.{name}", why)
+        for kind, why in (("frozen", "its run has it"), ("uniform|unigram", "it is no network"))
+        for name in SIZES_OF_GENERATOR
+    ),
+)
+"""What no rule refuses and nothing reads: when, which setting or section, and why."""
+
+
+def tell_unread(config: PretrainConfig, given: Collection[str]) -> Iterator[str]:
+    """Yield a sentence for each setting, of those that were given, that the run will not read."""
+    for setting in sorted(given):
+        for when, what, why in UNREAD:
+            name, value, is_so = config.look_up(when)
+            if is_so and setting.startswith(what):
+                yield f"{setting} is not read with {name} {value}: {why}"
+                break
 
 
 def longest_warmup(steps: int) -> int:

@@ -106,6 +106,7 @@ REFUSED = [
     (TINY, "train.also_evaluate=x", "train.init_from"),
     (TINY, "train.evaluate_with=x", "train.init_from"),
     (TINY, "generator.hidden_fraction=0.25", "model.embedding_size"),
+    (TINY, "method.objective=mlm model.embedding_size=256", "model.embedding_size must be at most"),
     (MODERN, "train.initial_weights=neighbours", "train.initial_weights"),
     (MODERN, "generator.hidden_fraction=0.25", "generator.hidden_fraction"),
     (MODERN, "model.embedding_size=128", "embedding_size"),
@@ -127,6 +128,23 @@ REFUSED = [
 @pytest.mark.parametrize(("settings", "changes", "words"), REFUSED)
 def test_what_does_not_hold_is_refused_in_one_line(settings, changes, words):
     refuse(words, lambda: override(settings, changes.split(" ")))
+
+
+@pytest.mark.parametrize(
+    ("settings", "unread"),
+    [
+        ("method.objective=mlm generator.hidden_fraction=0.25", ["generator.hidden_fraction"]),
+        ("method.objective=mlm method.disc_weight=50", ["method.disc_weight"]),
+        (f"method.objective=replace_mlm method.disc_weight=50 {ALL}", ["method.disc_weight"]),
+        ("method.objective=causal_lm model.causal=true method.mask_prob=0.3", ["method.mask_prob"]),
+        (f"{NO_NETWORK} generator.hidden_size=64", ["generator.hidden_size"]),
+        ("method.disc_weight=50 method.mask_prob=0.3 generator.hidden_fraction=1", []),
+    ],
+)
+def test_what_a_run_does_not_read_is_told(settings, unread):
+    told = []
+    resolve("tiny", assignments=settings.split(" "), note=told.append)
+    assert [each.split(" ")[0] for each in told if "not read" in each] == unread
 
 
 def _bounded():

@@ -7,7 +7,7 @@ read, so that the settings of a run are printed at once.
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from electra.config import PretrainConfig, longest_warmup, require_schedule
+from electra.config import PretrainConfig, longest_warmup, require_schedule, tell_unread
 from electra.errors import require_choice
 from electra.presets import PRESETS, RECIPES
 from electra.settings import flatten, override, override_values, parse_toml, setting_name
@@ -53,6 +53,8 @@ def resolve(
         settings = override_values(settings, values, toml)
         given.update(values)
     settings = override(settings, assignments)
+    for sentence in tell_unread(settings, given):
+        note(sentence)
     if run is not None and (run / "config.json").exists():
         from electra.checkpoints.folder import read_run_config
         from electra.pretraining.continuation import settle
