@@ -424,6 +424,18 @@ def test_curves_are_drawn_in_the_colours_of_the_page(run_folder):
         assert text in svg
 
 
+def test_runs_whose_steps_differ_in_operations_are_drawn_against_operations(run_folder):
+    (run,) = read_runs([run_folder])
+    first, second = ([record("train", 50, flops=flops)] for flops in (5e12, 9e12))
+    panel = glossary.list_panels()[1]
+    for train, unit in ((first, "optimizer steps"), (second, "true FLOPs")):
+        runs = [
+            dataclasses.replace(run, name=name, train=each)
+            for name, each in (("a", first), ("b", train))
+        ]
+        assert f">{unit}</text>" in draw_svg(panel, runs)
+
+
 @pytest.mark.parametrize("part", ["train", "heldout"])
 def test_a_run_of_one_record_is_drawn_alike_each_time(run_folder, part):
     write_records(run_folder, [record(part, 50)])

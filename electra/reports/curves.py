@@ -83,25 +83,26 @@ def draw_svg(panel: Panel, runs: Sequence[Run]) -> str:
     for colour, name in PAGE_COLOURS.items():
         svg = svg.replace(colour, f"var({name})")
     width, height = (round(72 * size, 1) for size in figure.get_size_inches())
-    label = html.escape(f"{panel.title} against optimizer steps")
+    label = html.escape(f"{panel.title} against {_amounts(runs)[0]}")
     return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}">{svg.strip()}'
 
 
 def _draw(axes: Axes, panel: Panel, runs: Sequence[Run]) -> None:
     """Draw a panel: lines for training, circles for the held-out part."""
     keys: dict[str, Line2D] = {}
-    for run_number, run in enumerate(runs):
+    unit_of_x, amounts = _amounts(runs)
+    for run_number, (run, amount) in enumerate(zip(runs, amounts, strict=True)):
         for number, metric in enumerate(panel.metrics):
             is_alone = len(runs) == 1
             colour = COLOURS[(number if is_alone else run_number) % len(COLOURS)]
             style: Literal["-", "--"] = "--" if number else "-"
-            if train := list(_points(without_scraps(run.train), metric)):
+            if train := list(_points(without_scraps(run.train), metric, amount)):
                 axes.plot(*zip(*train, strict=True), style, color=colour, alpha=0.75)
                 name = metric if len(panel.metrics) > 1 else "training"
                 key = Line2D([], [], color=colour)
                 key.set_linestyle(style if is_alone else "-")
                 keys[name if is_alone else run.name] = key
-            if heldout := list(_points(run.heldout, metric)):
+            if heldout := list(_points(run.heldout, metric, amount)):
                 joined = "None" if train else style
                 points = tuple(zip(*heldout, strict=True))
                 axes.plot(
@@ -118,7 +119,7 @@ def _draw(axes: Axes, panel: Panel, runs: Sequence[Run]) -> None:
     if len(keys) > 1:
         axes.legend(keys.values(), keys.keys(), handlelength=1.6)
     unit = GLOSSARY[panel.metrics[0]].unit
-    axes.set_xlabel("optimizer steps")
+    axes.set_xlabel(unit_of_x)
     axes.set_ylabel(f"{panel.metrics[0]} ({unit})" if unit else panel.metrics[0])
     axes.set_xlim(left=0)
     axes.set_ylim(*_limits(axes, panel))
@@ -142,9 +143,23 @@ def without_scraps(records: Sequence[MetricsRecord]) -> list[MetricsRecord]:
     ]
 
 
-def _points(records: Sequence[MetricsRecord], metric: str) -> Iterator[tuple[int, float]]:
-    values = ((record["step"], record.get(metric)) for record in records)
-    return ((step, value) for step, value in values if value is not None and math.isfinite(value))
+def _amounts(runs: Sequence[Run]) -> tuple[str, list[float]]:
+    """Return the unit of the x axis, and what a step of each run is in it.
+
+    It is operations if the runs' steps take different numbers of them, as those of two objectives.
+    """
+    last = [run.last_train for run in runs]
+    flops = [each["flops"] / each["step"] if each.get("flops") else math.nan for each in last]
+    if math.isclose(min(flops), max(flops), rel_tol=1e-3) or any(map(math.isnan, flops)):
+        return "optimizer steps", [1] * len(runs)
+    return "true FLOPs", flops
+
+
+def _points(
+    records: Sequence[MetricsRecord], metric: str, amount: float
+) -> Iterator[tuple[float, float]]:
+    values = ((record["step"] * amount, record.get(metric)) for record in records)
+    return ((x, value) for x, value in values if value is not None and math.isfinite(value))
 
 
 def _limits(axes: Axes, panel: Panel) -> tuple[float, float]:
