@@ -701,6 +701,11 @@ class PretrainConfig(Settings):
             self.method.objective != "teams" or model.num_hidden_layers > 1,
             "be at least 2 for method.objective teams, whose two tasks have a last layer each",
         )
+        self.must(
+            "train.steps",
+            self.method.scheme != "two_stage" or self.train.steps > 1,
+            "be at least 2 for method.scheme two_stage",
+        )
         for name, is_so, how in (
             ("train.accumulation", self.train.accumulation == 1, "be 1"),
             ("train.batch_size", self.train.batch_size > 1, "be at least 2"),

@@ -59,6 +59,7 @@ REFUSED = [
     (TINY, "train.accumulation=65", "train.accumulation must be at most train.batch_size 64"),
     (TINY, "examples.sequence_length=600", "examples.sequence_length"),
     (TINY, f"{TWO_STAGE} method.generator_steps=6500", "method.generator_steps"),
+    (TINY, f"{TWO_STAGE} train.steps=1", "train.steps must be at least 2"),
     (TINY, "generator.warmup_steps=6500", "generator.warmup_steps"),
     (QUICKSTART, "max_seconds=1", "max_seconds"),
     (QUICKSTART, "num_labelled=3", "num_labelled"),
