@@ -51,7 +51,7 @@ class Model:
     @cached_property
     def encoder(self) -> LoadedEncoder:
         """The encoder, without a head."""
-        return load_encoder(self.folder)
+        return load_encoder(self.folder, self.seed)
 
     @cached_property
     def discriminator(self) -> LoadedNetwork:

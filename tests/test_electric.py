@@ -178,5 +178,8 @@ def test_scores_are_lines_of_a_table(electric, tmp_path):
     assert rows[0] == ["pll", "tokens", "text"]
     assert rows[2][2] == "a boat on"
     assert math.isfinite(float(rows[1][0]))
-    refuse("line 2 has 31 tokens; it", lambda: load_scorer(electric).score(["the", "the " * 31]))
+    refuse(
+        "the sentence 'the the ... has 31 tokens; it must have 1 to 30",
+        lambda: load_scorer(electric).score(["the", "the " * 31]),
+    )
     refuse("nothing cannot be read", lambda: read_sentences(tmp_path / "nothing"))

@@ -10,7 +10,7 @@ from commands import refuse_command, succeed
 from refusals import refuse
 
 from electra.inference.ask import load_asked
-from electra.inference.embed import embed, embed_units, write_embeddings
+from electra.inference.embed import Units, _join, embed, embed_units, write_embeddings
 from electra.inference.network import load_encoder
 from electra.text.tables import read_texts
 
@@ -61,6 +61,8 @@ def test_words_are_means_of_their_tokens_and_have_places(network):
     for start, end, state in zip(*words, strict=True):
         inside = (tokens.starts >= start) & (tokens.ends <= end)
         assert state == pytest.approx(tokens.states[inside].mean(axis=0), abs=1e-6)
+    spaced = Units(np.array([0, 4, 6]), np.array([3, 4, 8]), np.zeros((3, 2), np.float32))
+    assert _join(spaced, np.ones(3, bool)).starts.tolist() == [0, 6]  # white space is no word
     (nothing,) = embed_units(network, [""])
     assert nothing.states.shape == (0, 128)
 
@@ -104,6 +106,8 @@ def test_both_files_hold_the_same(network, tmp_path, monkeypatch, unit):
         assert table["text"].to_pylist() == words
         assert words[-7:] == ["a", "young", "doctor", "painted", "the", "castle", "."]
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".npy", ".parquet"]
+    write_embeddings(paths[1], network, ["a \ud800 b"], unit=unit)  # half a character
+    assert parquet.read_table(paths[1])["text"][0].as_py() in ("a \ufffd b", "a")
 
 
 def test_the_verb_reads_lines_and_tables(run, tmp_path, capsys, monkeypatch):
@@ -111,7 +115,9 @@ def test_the_verb_reads_lines_and_tables(run, tmp_path, capsys, monkeypatch):
     (tmp_path / "table.tsv").write_text("title\tother\nthe queen\t1\na boat\t2\n")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the queen\na boat")))
     monkeypatch.chdir(tmp_path)
-    for number, words in enumerate((["texts.txt"], ["table.tsv", "--column", "title"], ["-"])):
+    (tmp_path / "lines.ndjson").write_text('{"text": "the queen"}\n{"text": "a boat"}\n')
+    inputs = ["texts.txt"], ["table.tsv", "--column", "title"], ["-"], ["lines.ndjson"]
+    for number, words in enumerate(inputs):
         printed = succeed(capsys, "embed", run, "--input", *words, "--out", f"{number}.npy").out
         assert "2 embeddings of 128 numbers, one for each text" in printed
         assert np.array_equal(np.load("0.npy"), np.load(f"{number}.npy"))
@@ -121,6 +127,7 @@ def test_what_cannot_be_embedded_is_refused(run, network, tmp_path, capsys):
     (tmp_path / "texts.txt").write_text("the queen\n")
     (tmp_path / "empty.txt").write_text("\n")
     refuse("holds no line of text", read_texts, tmp_path / "empty.txt")
+    refuse("must be lines of text, or a .tsv", read_texts, tmp_path / "texts.json")
     refuse("; title must be a column of", read_texts, tmp_path / "texts.txt", "title")
     refuse("layer must lie", write_embeddings, tmp_path / "x.npy", network, TEXTS, layer=3)
     given = ["embed", run, "--input", tmp_path / "texts.txt", "--out"]

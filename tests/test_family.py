@@ -151,7 +151,7 @@ CASES = {
             ({"question": "x"}, "no 'context', which must be text"),
             ({"question": "x", "context": "y", "id": 0.5}, "'id' is 0.5; it must be text"),
         ],
-        {"id", "answer", "span", "prob_none"},
+        {"id", "answer", "span", "start", "prob_none"},
         *({"epochs": 12, "layer_lr_decay": 1.0, "dropout_prob": 0.0}, 96, 0.9),
         SpanQuestion("q", GIANT, "the queen painted a boat", ("a boat",), (18, 24)),
     ),

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import sys
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ from refusals import refuse
 from runs import flip_bit
 from tasks import ignore, small_finetune, write_files
 
+import electra
 from electra.checkpoints.folder import read_finetuned, read_model
 from electra.checkpoints.names import expand_classifier
 from electra.files import write_json
@@ -175,6 +177,15 @@ def test_dev_questions_get_the_answers_of_training(runs, name):
         prob = 1 / (1 + math.exp(-odds[each["id"]]))
         assert each["prob_none"] == pytest.approx(prob, abs=1e-6)
         assert each["answer"] == ("" if odds[each["id"]] > 0 else each["span"])
+    questions = json.loads((runs / "plain-data" / "dev.json").read_text())["data"]
+    contexts = {
+        question["id"]: paragraph["context"]
+        for article in questions
+        for paragraph in article["paragraphs"]
+        for question in paragraph["qas"]
+    }
+    for each in found.records:
+        assert contexts[each["id"]][each["start"] :].startswith(each["span"])
 
 
 def test_the_seed_that_is_best_on_dev_answers_unless_another_is_asked_for(runs, tmp_path):
@@ -182,6 +193,12 @@ def test_the_seed_that_is_best_on_dev_answers_unless_another_is_asked_for(runs, 
     scores = {int(seed): each["scores"]["accuracy"] for seed, each in results["seeds"].items()}
     assert read_finetuned(runs / "texts").seed == max(scores, key=scores.get)
     assert read_finetuned(runs / "texts", 1).seed == 1
+    first, second = (electra.load(runs / "texts", seed=seed) for seed in (0, 1))
+    for each in (first, second):
+        weights = read_model(runs / "texts", each.seed).tensors
+        kept = each.encoder.encoder.state_dict()
+        assert all(torch.equal(kept[name], weights[name]) for name in kept)
+    assert not np.array_equal(*(electra.embed(each, ["a boat"]) for each in (first, second)))
     replacement = {**results["seeds"]["1"], "scores": {"accuracy": 2.0}, "replaces": 0}
     for best in (0, 1, 1000):
         for seed, record in results["seeds"].items():

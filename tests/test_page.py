@@ -285,12 +285,14 @@ def test_fine_tuned_models_answer_texts_of_their_dev_sets(browser, tuned, toy_qu
         check_access(page)
         page.select_option("#model", "span")
         page.wait_for_selector("#field-question")
-        context = "the queen painted the castle . " + "<b>x</b>" * 3
+        context = "\U0001f600 the queen painted the castle . " * 2 + "<b>x</b>" * 3
         expected, record = answer("span", context=context)
         assert expected["span"]
         assert page.inner_text("#answer .best") == expected["answer"]
-        assert page.inner_text("#answer .words").startswith("the queen painted")
-        assert page.inner_text("#answer mark:first-of-type") == expected["span"]
+        assert page.inner_text("#answer .words").startswith("\U0001f600 the queen painted")
+        assert page.locator("#answer mark").all_inner_texts() == [expected["span"]]
+        marked = page.inner_text("#answer .words").partition(expected["span"])[0]
+        assert len(marked) <= expected["start"]
         check_access(page)
 
 
@@ -310,8 +312,10 @@ def test_it_follows_a_run_that_goes_on(browser, run, tmp_path):
         page.wait_for_selector("text=no checkpoint yet")
         page.wait_for_selector("figure[data-panel=mlm_loss]")
         last = json.loads(lines[-1])["step"]
-        metrics.write_text("".join(lines))
+        metrics.write_text("".join(lines[:-1]))  # the last is held-out, of the step before it
         page.wait_for_selector(f"#progress:has-text('step {last} of')")
+        metrics.write_text("".join(lines))
+        page.wait_for_selector("figure[data-panel=mlm_loss] circle:nth-of-type(2)")
         assert page.locator("figure[data-panel=mlm_loss] circle").count() == 2
         for checkpoint in list_checkpoints(run):
             shutil.copytree(checkpoint, tmp_path / checkpoint.name)

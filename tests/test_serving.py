@@ -22,6 +22,7 @@ from commands import refuse_command, succeed
 pytest.importorskip("fastapi")
 
 from refusals import refuse
+from runs import flip_bit
 from services import load_alone, served
 
 from benchmarks.serve import Client, read_memory
@@ -31,7 +32,7 @@ from electra.cli import main
 from electra.inference.ask import detect, fill
 from electra.inference.embed import embed
 from electra.inference.figure_2 import draw_picture, sample_tokens
-from electra.inference.models import load_models
+from electra.inference.models import Embed, load_models
 from electra.inference.predict import load_model
 from electra.service.connection import MAX_IDLE
 from electra.service.queue import BatchQueue, Failed, Full
@@ -435,7 +436,12 @@ def test_other_machines_need_a_token(run, capsys, monkeypatch):
         for given, expected in (("X: ", 401), ("Bearer wrong", 401), (f"Bearer {token}", 200)):
             request = f"GET /models HTTP/1.1\r\nHost: any\r\nAuthorization: {given}\r\n\r\n"
             assert ask_raw(port, request.encode())[0] == expected
-        assert ask_raw(port, b"GET /models HTTP/1.1\r\nHost: any\r\n\r\n")[0] == 401
+        for path, expected in (("models", 401), ("metrics", 401), ("docs", 200)):
+            assert (
+                ask_raw(port, f"GET /{path} HTTP/1.1\r\nHost: any\r\n\r\n".encode())[0] == expected
+            )
+        described = ask(port, "GET", "/openapi.json")[2]
+        assert described["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
         assert ask(port, "GET", "/health")[0] == 200
 
 
@@ -445,7 +451,8 @@ def test_what_cannot_be_served_is_refused(run, tmp_path, capsys):
         taken.listen()
         port = taken.getsockname()[1]
         for words, line in (
-            ([tmp_path / "nowhere"], "is not a folder"),
+            ([tmp_path / "nowhere"], "nowhere is not a folder"),
+            ([tmp_path / "grid" / "rate=3e-4"], "grid/rate=3e-4 is not a folder"),
             ([tmp_path], "neither a run of `electra pretrain` nor a Hugging Face folder"),
             ([run, run], "two models are called run"),
             ([run, "--port", port], f"cannot listen on 127.0.0.1 port {port}"),
@@ -519,7 +526,19 @@ def test_checkpoints_exports_and_other_networks_are_models(run, exported, start,
     assert [word.text for word in found[0]] == [word.text for word in found[1]]
     assert early != late
     assert mine == pytest.approx(late, abs=1e-5)
-    refuse("has no discriminator", lambda: load_models([start], Machine()))
+    alone = load_models([start], Machine())[start.name]
+    assert alone.verbs == ["embed"]
+    assert len(Embed(alone.networks.encoder, 1, "mean")(["the queen"])[0]) == 64
+    bare = shutil.copytree(run, tmp_path / "bare", ignore=shutil.ignore_patterns("metrics.jsonl"))
+    assert load_models([bare], Machine())["bare"].describe()["steps"] == 12
+
+
+def test_a_damaged_checkpoint_is_read_once(run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+    flip_bit(list_checkpoints(folder)[-1] / "model.safetensors")
+    with pytest.warns(UserWarning, match="step-00000012 is damaged"):
+        (model,) = load_models([folder], Machine()).values()
+    assert (model.networks.step, model.is_outdated()) == (6, False)
 
 
 def test_a_run_that_goes_on_is_followed(run, tmp_path):

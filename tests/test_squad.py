@@ -177,12 +177,12 @@ def every_span(split, rows, span_score):
 
 def check_answers(answers, found):
     for n_best, answer, texts in zip(answers.n_best, answers.texts, found, strict=True):
-        scores = [score for _, score in n_best]
+        scores = [each.score for each in n_best]
         assert scores == pytest.approx(
             sorted(texts.values(), reverse=True)[: len(scores)], abs=1e-5
         )
-        assert [texts[text] for text, _ in n_best] == pytest.approx(scores, abs=1e-5)
-        assert len({text for text, _ in n_best}) == len(scores)
+        assert [texts[each.text] for each in n_best] == pytest.approx(scores, abs=1e-5)
+        assert len({each.text for each in n_best}) == len(scores)
         assert texts or answer == ""
 
 
@@ -210,7 +210,7 @@ def test_two_logits_a_position_give_the_best_of_all_spans(encoded):
     null = start[:, 0] + end[:, 0]
     for number, odds in enumerate(answers.null_odds):
         of_question = [window.question == number for window in rows.windows]
-        expected = float(null[of_question].min()) - answers.n_best[number][0][1]
+        expected = float(null[of_question].min()) - answers.n_best[number][0].score
         assert odds == pytest.approx(expected, abs=1e-5)
 
 

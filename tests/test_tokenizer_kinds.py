@@ -480,6 +480,15 @@ def test_older_vocabularies_are_written_with_the_same_gaps(tmp_path):
         compare_gaps(Tokenizer.load(tmp_path / kind), tmp_path / f"{kind}-again")
 
 
+def test_a_vocabulary_without_words_is_not_extended():
+    config = TokenizerConfig(kind="unigram", vocab_size=300, lowercase=False)
+    state = Tokenizer.train(LINES * 3, config).definition.state
+    spaces = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    whole = {"pre_tokenizer": None, "normalizer": json.loads(spaces.__getstate__())}
+    old = Tokenizer.from_definition(Definition(state | whole, (*SPECIAL,)))
+    refuse("its pre_tokenizer is null", extend, old, LINES, TokenizerConfig(vocab_size=400))
+
+
 def test_gaps_of_other_people_s_tokenizers(foreign, tmp_path):
     compare_gaps(foreign[1], tmp_path / "t")
 

@@ -142,9 +142,9 @@ class Finetuned(SavedModel):
     """The resolved settings of the fine-tuning."""
 
 
-def read_model(folder: Path) -> SavedModel:
-    """Return the model in a folder of any kind; of a fine-tuning that of its best seed."""
-    return read_finetuned(folder) if is_finetuned(folder) else read_pretrained(folder)
+def read_model(folder: Path, seed: int | None = None) -> SavedModel:
+    """Return the model in a folder of any kind; of a fine-tuning that of a seed, or of the best."""
+    return read_finetuned(folder, seed) if is_finetuned(folder) else read_pretrained(folder)
 
 
 def read_sizes(folder: Path) -> EncoderConfig:

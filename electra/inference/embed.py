@@ -19,6 +19,7 @@ import torch
 from electra.errors import import_extra, require
 from electra.files import new_file
 from electra.inference.network import LoadedEncoder
+from electra.text.streams import replace_surrogates
 
 Pooling = Literal["mean", "cls"]
 Unit = Literal["text", "word", "token"]
@@ -99,14 +100,19 @@ def embed_units(
 
 
 def _join(tokens: Units, starts_word: np.ndarray) -> Units:
-    """Return the words of which tokens are the pieces; a text's first token begins a word."""
+    """Return the words of which tokens are the pieces; a text's first token begins a word.
+
+    White space alone is no word.
+    """
     if not len(starts_word):
         return tokens
     firsts = np.union1d([0], np.flatnonzero(starts_word))
     counts = np.diff([*firsts, len(starts_word)])
     sums = np.add.reduceat(tokens.states, firsts, axis=0)
     states = (sums / counts[:, None]).astype(np.float32)
-    return Units(tokens.starts[firsts], tokens.ends[firsts + counts - 1], states)
+    starts, ends = tokens.starts[firsts], tokens.ends[firsts + counts - 1]
+    is_word = starts < ends
+    return Units(starts[is_word], ends[is_word], states[is_word])
 
 
 def _compute_states(
@@ -205,7 +211,7 @@ def _open_parquet(
     def write(elements: np.ndarray) -> None:
         values: dict[str, Any] = {name: elements[name] for name in ("row", "start", "end")}
         ranges = zip(*values.values(), strict=True)
-        values["text"] = [texts[row][start:end] for row, start, end in ranges]
+        values["text"] = [replace_surrogates(texts[row][start:end]) for row, start, end in ranges]
         states = np.ascontiguousarray(elements["embedding"]).ravel()
         values["embedding"] = arrow.FixedSizeListArray.from_arrays(states, size)
         writer.write_table(arrow.table({name: values[name] for name in schema.names}, schema))

@@ -17,10 +17,11 @@ from electra.errors import UserError, require
 from electra.files import read_object
 from electra.inference.ask import Candidate, detect, fill
 from electra.inference.embed import Pooling, embed
-from electra.inference.network import LoadedNetwork, load_network
+from electra.inference.network import LoadedEncoder, LoadedNetwork, load_kept, load_network
 from electra.inference.predict import FinetunedModel, load_model
 from electra.reports.tokens import Word
 from electra.tasks.family import number_records
+from electra.text.streams import stamp_of
 from electra.training.machine import Machine
 
 MAX_TOP = 50
@@ -34,6 +35,8 @@ class Networks(NamedTuple):
     """Of the checkpoint; None for a Hugging Face folder, and before the first checkpoint."""
     discriminator: LoadedNetwork | None = None
     generator: LoadedNetwork | None = None
+    encoder: LoadedEncoder | None = None
+    """The encoder that is kept; None before the first checkpoint."""
 
 
 @dataclass(eq=False)
@@ -44,18 +47,19 @@ class PretrainedModel:
     folder: Path
     machine: Machine
     networks: Networks = field(default_factory=Networks)
+    looked: int = -1
+    """Step of the newest checkpoint when one was read, which is an older one if it is damaged."""
+    records: list[dict[str, Any]] = field(default_factory=list)
+    stamp: tuple[int, int] | None = None
+    """Of metrics.jsonl when its records were read."""
 
     @property
     def verbs(self) -> list[str]:
         """What the model can be asked."""
-        _, discriminator, generator = self.networks
-        verbs = ["detect"] * (discriminator is not None) + ["fill"] * (generator is not None)
-        return [*verbs, "embed", "picture"] if verbs else []
-
-    @property
-    def encoder(self) -> LoadedNetwork | None:
-        """The network that is kept: the discriminator if there is one."""
-        return self.networks.discriminator or self.networks.generator
+        _, discriminator, generator, encoder = self.networks
+        verbs = {"detect": discriminator, "fill": generator, "embed": encoder}
+        verbs["picture"] = discriminator or generator
+        return [verb for verb, network in verbs.items() if network]
 
     @property
     def is_run(self) -> bool:
@@ -64,13 +68,14 @@ class PretrainedModel:
 
     def describe(self) -> dict[str, Any]:
         """Return what a user needs to know before asking."""
-        step, network = self.networks.step, self.encoder
+        step, network = self.networks.step, self.networks.encoder
+        has_steps = self.is_run or step is not None  # weights alone, of a run, have no metrics
         return {
             "name": self.name,
             "kind": "pre-trained",
             "verbs": self.verbs,
             "step": step,
-            "steps": read_run_config(run_of(self.folder)).train.steps if self.is_run else None,
+            "steps": read_run_config(run_of(self.folder)).train.steps if has_steps else None,
             "is_run": self.is_run,
             "max_tokens": network.max_tokens if network else None,
             "layers": network.num_layers if network else None,
@@ -79,6 +84,7 @@ class PretrainedModel:
 
     def load(self) -> None:
         """Read the newest checkpoint or the folder's networks; those in use stay until then."""
+        self.looked = self._find_newest()
         model = read_pretrained(self.folder)
 
         def load(predicts: Literal["replaced", "tokens"]) -> LoadedNetwork | None:
@@ -87,17 +93,19 @@ class PretrainedModel:
             except UserError:
                 return None
 
-        found = Networks(model.step, load("replaced"), load("tokens"))
-        if not any(found[1:]):
-            model.network("replaced")  # which is refused, and why
-        self.networks = found
+        discriminator, generator = load("replaced"), load("tokens")
+        kept = discriminator or generator or load_kept(model, self.machine)
+        self.networks = Networks(model.step, discriminator, generator, kept)
 
     def is_outdated(self) -> bool:
-        """Return whether the run has a newer checkpoint than the networks in memory."""
-        if not self.is_run or run_of(self.folder) != self.folder:
-            return False
-        folders = list_checkpoints(self.folder)
-        return bool(folders) and step_of(folders[-1]) > (self.networks.step or -1)
+        """Return whether the run has a newer checkpoint than when one was read."""
+        return self._find_newest() > self.looked
+
+    def _find_newest(self) -> int:
+        """Return the step of the newest checkpoint of a run; -1: there is none."""
+        is_run = self.is_run and run_of(self.folder) == self.folder
+        folders = list_checkpoints(self.folder) if is_run else []
+        return step_of(folders[-1]) if folders else -1
 
     def detect(self, texts: list[str]) -> list[list[Word]]:
         """Answer texts as `ask.detect`."""
@@ -114,7 +122,10 @@ class PretrainedModel:
 
         A run that was resumed computes some steps again; then all records are returned.
         """
-        records = read_metrics(run_of(self.folder) / "metrics.jsonl")
+        path = run_of(self.folder) / "metrics.jsonl"
+        if (stamp := stamp_of(path)) != self.stamp:
+            self.records, self.stamp = read_metrics(path), stamp
+        records = self.records
         is_shorter = after > 0 and (not records or records[-1]["step"] < after)
         kept = [each for each in records if is_shorter or each["step"] > after]
         return kept, is_shorter
@@ -124,7 +135,7 @@ class PretrainedModel:
 class Embed:
     """The question for embeddings as of `embed.embed`; equal ones are computed together."""
 
-    encoder: LoadedNetwork
+    encoder: LoadedEncoder
     layer: int
     """From 1."""
     pooling: Pooling
@@ -183,7 +194,8 @@ def load_models(
     models: dict[str, ServedModel] = {}
     for word in folders:
         given, equals, rest = str(word).partition("=")
-        folder = Path(rest) if equals and not word.exists() else word
+        is_named = equals and "/" not in given and not word.exists()
+        folder = Path(rest) if is_named else word
         name = given if folder is not word else _name(folder)
         require(folder.is_dir(), f"{folder} is not a folder")
         require("/" not in name, f"the name of a model has no /, as {name!r} has")

@@ -137,14 +137,20 @@ def require_numbers(values: Tensor) -> Tensor:
     return values
 
 
-def load_encoder(folder: Path) -> LoadedEncoder:
-    """Return the encoder in a folder of any kind, on the fastest device, in float32."""
-    pretrained = read_model(folder)
-    machine = prepare_machine("auto", "float32", 0)
+def load_encoder(folder: Path, seed: int | None = None) -> LoadedEncoder:
+    """Return the encoder in a folder of any kind, on the fastest device, in float32.
+
+    Of a fine-tuning it is that of a seed; None: that with the best score on dev.
+    """
+    return load_kept(read_model(folder, seed), prepare_machine("auto", "float32", 0))
+
+
+def load_kept(model: SavedModel, machine: Machine) -> LoadedEncoder:
+    """Return the encoder that pre-training returned, on the machine's device."""
     return LoadedEncoder(
-        encoder=_build_encoder(pretrained.encoder, pretrained.tensors, machine),
-        tokenizer=pretrained.tokenizer,
-        max_tokens=pretrained.sequence_length - 2,
+        encoder=_build_encoder(model.encoder, model.tensors, machine),
+        tokenizer=model.tokenizer,
+        max_tokens=model.sequence_length - 2,
         machine=machine,
     )
 

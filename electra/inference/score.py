@@ -18,6 +18,7 @@ Shape suffixes: B rows, L positions, V vocabulary.
 """
 
 import itertools
+import reprlib
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -72,11 +73,11 @@ class Scorer:
         """Return the score of each sentence, in order; refuse one without tokens, or too long."""
         network = self.network
         encoded = network.tokenizer.encode_batch(list(sentences))
-        for line, (sentence, ids) in enumerate(zip(sentences, encoded, strict=True), start=1):
+        for sentence, ids in zip(sentences, encoded, strict=True):
             require(
                 0 < len(ids) <= network.max_tokens,
-                f"line {line} has {count_of(len(ids), 'token')}; it must have 1 to "
-                f"{network.max_tokens}, as the run's rows: {sentence[:40]!r}",
+                f"the sentence {reprlib.repr(sentence)} has {count_of(len(ids), 'token')}; it must "
+                f"have 1 to {network.max_tokens}, as the run's rows",
             )
         if not self.masks:
             ask = self._ask_softmax if self.predicts in ("tokens", "next") else self._ask

@@ -6,6 +6,7 @@ are better. Source: Rep et al. 2024, "Are ELECTRA's Sentence Embeddings Beyond R
 Shape suffixes: P poolings, K layers, N sentences, B rows of the batch, L positions, H hidden size.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -51,6 +52,8 @@ def read_pairs(path: Path, columns: Sequence[str] = COLUMNS) -> Pairs:
         numbers = [float(score) for score in scores]
     except ValueError as error:
         raise UserError(f"{file}, {columns[2]}: {error}") from None
+    odd = next((each for each in numbers if not math.isfinite(each)), None)
+    require(odd is None, f"{file}, {columns[2]}: a score is {odd}; it must be a finite number")
     require(len(set(numbers)) > 1, f"{file}: all scores are {numbers[0]}; they must differ")
     return Pairs(first, second, numbers, f"{file.name}, sha256 {sha256_file(file)}")
 

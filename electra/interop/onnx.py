@@ -216,8 +216,9 @@ def compare_text(
         else:
             ours, theirs = pair
             decided.append((ours.argmax(-1), theirs.argmax(-1)) if is_choice else pair)
+    is_long = any(len(ours) for ours, _ in decided)
+    require(is_long, "the text of --int8 has no line that is long enough to compare")
     a, b = _join(decided)
-    require(len(a) > 0, "the text of --int8 has no line that is long enough to compare")
     facts: dict[str, Any] = {"decisions": len(a)}
     if states:
         facts["cosine"] = float(_cosines(*_join(states)).mean())

@@ -18,6 +18,8 @@ from electra.service.config import ServeConfig
 
 OPEN = ("/", "/health", "/ready")
 """Paths that need no token: the page, which has none of its own, and what a supervisor asks."""
+DOCS = ("/docs", "/openapi.json", "/static-offline-docs/")
+"""Beginnings of others: a browser opens them, and cannot send one."""
 HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
 VERB = re.compile(r"/models/[^/]+/(detect|fill|predict|picture|embed|curves)")
 
@@ -114,8 +116,9 @@ class Gate:
         name = HOST.fullmatch(host.lower())
         if self.hosts is not None and (name is None or name[1] not in self.hosts):
             raise HTTPException(400, f"this service is not {host!r}; use {self.hosts[0]}")
-        is_open = request.scope["path"] in OPEN
-        if self.token is not None and not is_open:
+        path = request.scope["path"]
+        is_open = path in OPEN
+        if self.token is not None and not is_open and not path.startswith(DOCS):
             given = headers.get("authorization", "").encode("latin-1")
             if not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
                 where = {"WWW-Authenticate": "Bearer"}

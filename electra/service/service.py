@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import AfterValidator, BaseModel, Field
@@ -68,6 +69,8 @@ class Service:
             description=DESCRIPTION,
             redoc_url=None,
             lifespan=self._live,
+            # What is tried at /docs can then send the token; the gate asks for it.
+            dependencies=[Depends(HTTPBearer(auto_error=False))] if token else [],
         )
         app.state.service = self
         app.include_router(routes)
@@ -264,10 +267,11 @@ async def embed(
     service: Served, found: Annotated[PretrainedModel, Depends(_find_model("embed"))], body: ToEmbed
 ) -> list[list[float]]:
     """An embedding of each text."""
-    assert found.encoder
-    layer = body.layer or found.encoder.num_layers
-    found.encoder.require_layer(layer)
-    question = Embed(found.encoder, layer, body.pooling)
+    encoder = found.networks.encoder
+    assert encoder
+    layer = body.layer or encoder.num_layers
+    encoder.require_layer(layer)
+    question = Embed(encoder, layer, body.pooling)
     answers: list[list[float]] = await service.ask(question, body.texts, list(map(len, body.texts)))
     return answers
 
@@ -299,7 +303,7 @@ async def picture(
     body: PictureOf,
 ) -> Picture:
     """The paper's picture: masked, filled by the generator, judged."""
-    _, own, generator = found.networks
+    _, own, generator, _ = found.networks
     judges = [found.name, *body.beside] if own else body.beside
     others = [service.find(name, "detect").networks.discriminator for name in body.beside]
     draw = partial(

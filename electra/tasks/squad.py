@@ -263,18 +263,27 @@ def _find_answer(question: SpanQuestion, offsets: np.ndarray) -> tuple[int, int]
     return first, last
 
 
+class SpanAnswer(NamedTuple):
+    """A span of a context that may answer a question."""
+
+    text: str
+    score: float
+    start: int
+    """Place in the context, in characters."""
+
+
 class SpanAnswers(NamedTuple):
     """The answers to each question, in order."""
 
-    n_best: list[list[tuple[str, float]]]
-    """Different texts with their scores, best first; empty if no span has a score."""
+    n_best: list[list[SpanAnswer]]
+    """Answers of different texts, best first; empty if no span has a score."""
     null_odds: list[float]
     """Log-odds of "no answer" against the best answer, nats."""
 
     @property
     def texts(self) -> list[str]:
         """The best text of each question, whatever its null odds; "" where none was found."""
-        return [answers[0][0] if answers else "" for answers in self.n_best]
+        return [answers[0].text if answers else "" for answers in self.n_best]
 
 
 def find_answers(rows: Rows, outputs: Outputs) -> SpanAnswers:
@@ -292,18 +301,20 @@ def find_answers(rows: Rows, outputs: Outputs) -> SpanAnswers:
     is_beam = "starts" in outputs
     arrays = {name: values.numpy() for name, values in outputs.items()}
     find_spans = _beam_spans if is_beam else _free_spans
-    n_best: list[list[tuple[str, float]]] = []
+    n_best: list[list[SpanAnswer]] = []
     null_odds: list[float] = []
     for place, group in groupby(range(len(rows)), lambda row: rows.windows[row].question):
         numbers = list(group)
         spans = [find_spans(arrays, number, rows.windows[number]) for number in numbers]
         context, offsets = rows.examples[place].context, rows.offsets[place]
-        n_best.append(_best_texts(context, offsets, *map(np.concatenate, zip(*spans, strict=True))))
+        n_best.append(
+            _best_answers(context, offsets, *map(np.concatenate, zip(*spans, strict=True)))
+        )
         if is_beam:
             null_odds.append(float(arrays["unanswerable"][numbers].min()))
         else:
             null = arrays["start_logits"][numbers, 0] + arrays["end_logits"][numbers, 0]
-            best = n_best[-1][0][1] if n_best[-1] else np.nan  # none where all logits are NaN
+            best = n_best[-1][0].score if n_best[-1] else np.nan  # none where all logits are NaN
             null_odds.append(float(null.min()) - best)
     return SpanAnswers(n_best, null_odds)
 
@@ -331,17 +342,18 @@ def _free_spans(outputs: Arrays, row: int, window: Window) -> Spans:
     return scores[places], starts, starts + places % MAX_ANSWER
 
 
-def _best_texts(
+def _best_answers(
     context: str, offsets: np.ndarray, scores: np.ndarray, starts: np.ndarray, ends: np.ndarray
-) -> list[tuple[str, float]]:
-    """Return the texts of the best spans, each once with its best score."""
-    best: dict[str, float] = {}
+) -> list[SpanAnswer]:
+    """Return the best spans, of each text the best."""
+    best: dict[str, SpanAnswer] = {}
     for place in np.argsort(-scores, kind="stable").tolist():
         if len(best) == N_BEST:
             break
-        text = context[offsets[starts[place], 0] : offsets[ends[place], 1]]
-        best.setdefault(text, float(scores[place]))
-    return list(best.items())
+        start = int(offsets[starts[place], 0])
+        text = context[start : offsets[ends[place], 1]]
+        best.setdefault(text, SpanAnswer(text, float(scores[place]), start))
+    return list(best.values())
 
 
 @dataclass(frozen=True)
@@ -522,7 +534,7 @@ class SpanExtraction(Family):
         )
 
     def describe_answers(self, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
-        """Return each question's `id`, `answer`, best `span` and `prob_none`.
+        """Return each question's `id`, `answer`, best `span` with its `start`, and `prob_none`.
 
         The answer is the span, or "" if the null odds of SQuAD 2.0 are above the threshold;
         prob_none is the sigmoid of these odds.
@@ -533,10 +545,11 @@ class SpanExtraction(Family):
                 "id": question.id,
                 "answer": "" if self.may_be_none and odds > self._threshold else text,
                 "span": text,
+                "start": best[0].start if best else 0,
                 "prob_none": round(torch.tensor(odds).sigmoid().item(), 6),
             }
-            for question, text, odds in zip(
-                rows.examples, found.texts, found.null_odds, strict=True
+            for question, best, text, odds in zip(
+                rows.examples, found.n_best, found.texts, found.null_odds, strict=True
             )
         ]
 
@@ -551,11 +564,11 @@ def _entropy(events: Tensor) -> float:
     return -(torch.xlogy(share, share) + torch.xlogy(1 - share, 1 - share)).item()
 
 
-def _describe(answers: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
-    scores = np.array([score for _, score in answers])
+def _describe(answers: Sequence[SpanAnswer]) -> list[dict[str, Any]]:
+    scores = np.array([each.score for each in answers])
     shares = np.exp(scores - scores.max(initial=-np.inf))
     shares /= shares.sum()
     return [
-        {"text": text, "probability": share, "score": score}
-        for (text, score), share in zip(answers, shares.tolist(), strict=True)
+        {"text": each.text, "probability": share, "score": each.score}
+        for each, share in zip(answers, shares.tolist(), strict=True)
     ]

@@ -37,7 +37,7 @@ from electra.text.streams import (
     is_utf8,
     open_source,
 )
-from electra.text.tables import COLUMNAR_FORMATS, JSONL_FORMATS, format_of, tell_separator
+from electra.text.tables import COLUMNAR_FORMATS, format_of, tell_separator
 
 FIRST_BYTES = 1 << 16
 """Bytes of the decompressed content that decide whether a file is text."""
@@ -64,7 +64,7 @@ NAMED_FORMS: dict[str, Form] = {
     ".tsv": "TSV",
     ".parquet": "Parquet",
     ".arrow": "Arrow",
-    **dict.fromkeys(JSONL_FORMATS, "JSON lines"),
+    ".jsonl": "JSON lines",
 }
 WIKI_PAGE = re.compile(r"""<doc\s(?=[^\n]*\bid=["'])[^\n]*["']\s*>\s*""")
 """First line of a page that WikiExtractor writes, with any attributes; the last is "</doc>"."""

@@ -27,7 +27,8 @@ from electra.text.streams import DATASET, STDIN, compression_of, open_source, un
 
 TABLE_FORMATS = (".tsv", ".csv", ".jsonl", ".parquet")
 SEPARATED_FORMATS = (".csv", ".tsv")
-JSONL_FORMATS = (".jsonl", ".ndjson", ".json-lines", ".jsonlines")
+JSONL_SPELLINGS = (".ndjson", ".json-lines", ".jsonlines")
+"""Other names of .jsonl."""
 COLUMNAR_FORMATS = (".parquet", ".arrow")
 """Formats that are not text, and have an encoding of their own."""
 MAX_RECORD_CHARS = 1 << 28
@@ -40,7 +41,8 @@ SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 
 def format_of(path: Path) -> str:
     """Return the suffix that names a file's format: that of "a.jsonl.gz" is ".jsonl"."""
-    return (path.with_suffix("") if compression_of(path) else path).suffix.lower()
+    suffix = (path.with_suffix("") if compression_of(path) else path).suffix.lower()
+    return ".jsonl" if suffix in JSONL_SPELLINGS else suffix
 
 
 def require_format(path: Path, formats: Sequence[str]) -> None:
@@ -316,9 +318,9 @@ def read_table(
 ) -> TableFile:
     """Return the rows of a table in any of TABLE_FORMATS, compressed or not; refuse an empty one.
 
-    `columns` are a TSV's if its first line is a row already. Without a `separator`, the first line
-    of a .csv or .tsv tells it. Rows with too few fields are refused, or left out and counted if
-    they `may_be_short`.
+    `columns` are a TSV's if its first line is a row already. Without a `separator`, that of a .tsv
+    is the tab, and the first line of a .csv tells it. Rows with too few fields are refused, or left
+    out and counted if they `may_be_short`.
     """
     require_format(path, TABLE_FORMATS)
     content = read_content(path)
@@ -381,8 +383,12 @@ def read_sentences(path: Path) -> list[str]:
 
 def read_texts(path: Path, column: str | None = None) -> list[str]:
     """Return the texts of a file: the lines that are not blank, or a column of a table."""
-    if format_of(path) in TABLE_FORMATS:
+    if (kind := format_of(path)) in TABLE_FORMATS:
         return read_table(path).column(column or "text", fractions=True)
+    require(
+        kind not in (".json", ".arrow"),
+        f"{path} must be lines of text, or a {', '.join(TABLE_FORMATS)} file, not {kind!r}",
+    )
     require(
         column is None,
         f"{path} is plain text, one text per line; {column} must be a column of a "

@@ -56,6 +56,10 @@ def extend(old: Tokenizer, texts: Iterable[str], config: TokenizerConfig) -> Tok
         old.kind in ("BPE", "Unigram"),
         f"only BERT's WordPiece, BPE and Unigram can be extended, not {old.kind}",
     )
+    require(
+        state["pre_tokenizer"] is not None,
+        "a vocabulary without words (its pre_tokenizer is null) cannot be extended",
+    )
     if old.kind == "BPE":
         _add_merges(state, old, texts, config.min_frequency, wanted)
     else:
