@@ -102,6 +102,8 @@ def run_one(
         else:
             pretrain(shards, run, config, _say)
     results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    if results["steps"] != config.train.steps:
+        raise SystemExit(f"error: {run} has {results['steps']} steps, not {config.train.steps}")
     scores = {}
     for task, settings in TASKS.items():
         out = runs / f"{variant}-{seed}-{task}"

@@ -289,7 +289,10 @@ def run_one(
     run = name_run(runs, variant, seed)
     done = run / "recipe.json"
     if done.exists():
-        return dict(json.loads(done.read_text(encoding="utf-8")))
+        record = dict(json.loads(done.read_text(encoding="utf-8")))
+        if record["config"] != to_dict(config):
+            raise SystemExit(f"error: {done} is of other settings; choose another --runs")
+        return record
     if not (run / "results.json").exists():
         if (run / "config.json").exists():
             resume(run, _say)

@@ -714,6 +714,11 @@ class PretrainConfig(Settings):
             how += f" for method.contrast_weight {self.method.contrast_weight:g}"
             is_so = is_so or not self.method.contrasts
             self.must(name, is_so, f"{how}, which compares whole rows of a step (0: does not)")
+        self.must(
+            "model.embedding_size",
+            starts == "bert" or model.architecture != "electra" or model.embedding_size % 2 == 0,
+            f"be even for train.initial_weights {starts}",
+        )
         learns = self.generator.kind == "network" and self.method.objective not in ALONE
         narrow = min(model.hidden_size, generator.hidden_size if learns else model.hidden_size)
         instead = "" if narrow == model.hidden_size else ", or generator.hidden_fraction=1"
@@ -765,6 +770,14 @@ UNREAD = (
     ("method.objective=replace_mlm|all_tokens_mlm", "method.disc_weight", "it judges no token"),
     ("method.objective=causal_lm", "method.mask_prob", "it masks nothing"),
     ("generator.kind=uniform|unigram", "method.sharing", "it is no network"),
+    ("generator.kind=uniform|unigram", "method.shown_at_mask", "it reads nothing"),
+    ("method.objective=electric", "method.shown_at_mask", "its towers see no masked token"),
+    (
+        "method.objective=mlm|causal_lm|replace_mlm|all_tokens_mlm|electric",
+        *("train.evaluate_with", "its losses judge no replaced token"),
+    ),
+    ("generator.num_hidden_layers", "generator.layers_fraction", "that is the number"),
+    ("generator.hidden_size", "generator.hidden_fraction", "that is the size"),
     *(
         (f"generator.kind={kind}", f"generator.{name}", why)
         for kind, why in (("frozen", "its run has it"), ("uniform|unigram", "it is no network"))

@@ -81,7 +81,7 @@ def load(folder: str | Path, *, seed: int | None = None) -> Model:
     """
     path = Path(folder)
     require(
-        (path / "config.json").is_file(),
+        (run_of(path) / "config.json").is_file(),
         f"{path} is neither a run nor an export nor a fine-tuning: it has no config.json",
     )
     require(
@@ -339,9 +339,10 @@ def _list(texts: Sequence[Any]) -> list[Any]:
 
 
 def _list_texts(texts: Sequence[str]) -> list[str]:
-    wrong = [each for each in _list(texts) if not isinstance(each, str)]
+    listed = _list(texts)
+    wrong = [each for each in listed if not isinstance(each, str)]
     require(not wrong, f"a text is a str, not {wrong[:1]}")
-    return list(texts)
+    return listed
 
 
 def _assign(settings: Settings) -> list[str]:

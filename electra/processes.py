@@ -150,6 +150,9 @@ def heed_signals() -> Iterator[Requests]:
     import multiprocessing
 
     requests = Requests()
+    if threading.current_thread() is not threading.main_thread():  # which alone takes signals
+        yield requests
+        return
     stops = stop_signals()
     signals = (*stops, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))  # not on Windows
     before = {number: signal.getsignal(number) for number in signals}

@@ -133,7 +133,9 @@ def override(config: ConfigType, assignments: Iterable[str]) -> ConfigType:
     """
     values: dict[str, Any] = {}
     for assignment in assignments:
-        name, equals, text = (part.strip() for part in assignment.partition("="))
+        name, equals, value = assignment.partition("=")
+        # White space alone may be a value, such as a separator.
+        name, text = name.strip(), value.strip() or value
         require(bool(equals), f"--set takes section.field=value, not {assignment!r}")
         require(name not in values, f"{name} is set twice: {values.get(name)} and {text}")
         values[name] = text
@@ -154,7 +156,7 @@ def override_values(config: ConfigType, values: Mapping[str, Any], path: Path) -
 def parse_toml(path: Path) -> dict[str, Any]:
     """Return the content of a TOML file. All TOML that the package reads is read here."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # also of numbers with too many digits
@@ -162,8 +164,15 @@ def parse_toml(path: Path) -> dict[str, Any]:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Return the config as nested dictionaries for JSON. `from_dict` is the inverse."""
-    return dataclasses.asdict(config)
+    """Return the config as nested dictionaries for JSON. `from_dict` is the inverse.
+
+    An infinite value is text, as in --set: JSON has no such number.
+    """
+
+    def make(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {name: "inf" if value == math.inf else value for name, value in pairs}
+
+    return dataclasses.asdict(config, dict_factory=make)
 
 
 def from_dict(config_type: type[ConfigType], values: Mapping[str, Any]) -> ConfigType:
@@ -263,7 +272,7 @@ def parse_value(name: str, value: Any, hint: Any) -> Any:
         is_whole = math.isfinite(number) and exact == int(exact)
         require(is_whole, f"{name} must be {_words(hint)}, not {value!r}")
         return int(exact)
-    except (ValueError, OverflowError):
+    except (ValueError, ArithmeticError):
         raise UserError(f"{name} must be {_words(hint)}, not {value!r}") from None
 
 

@@ -113,7 +113,6 @@ finetune run --task nowhere.toml --data task --out OUT
 submit nowhere --out OUT.zip
 report nowhere --out OUT.html
 report run nowhere --out OUT.html
-report run --out nowhere/page.html
 predict nowhere --input task/dev.tsv
 predict scores --input nowhere
 score run --text nowhere --out OUT.tsv

@@ -18,6 +18,7 @@ from electra.finetuning.start import Job, encode_task
 from electra.tasks.choice import ChoiceQuestion, MultipleChoice
 from electra.tasks.classification import Classification, Example
 from electra.tasks.family import Family, Task, number_records
+from electra.tasks.predictions import read_predictions
 from electra.tasks.registry import FAMILIES, restore_family
 from electra.tasks.rows import make_batch
 from electra.tasks.squad import SpanExtraction, SpanQuestion
@@ -213,6 +214,29 @@ def test_of_a_giant_text_no_more_is_tokenized_than_its_row_takes(name, toy_token
 def test_only_pairs_are_swapped(name):
     task = draw_task(name, 6)
     assert task.training_examples == task.examples["train"]
+
+
+def test_part_of_train_is_drawn_by_examples(name, pretrained):
+    task = draw_task(name, 30)
+    drawn = task.draw(7).examples
+    assert drawn["dev"] == task.examples["dev"]
+    order = [id(each) for each in task.examples["train"]]
+    places = [order.index(id(each)) for each in drawn["train"]]
+    assert len(places) == 7
+    assert places == sorted({*places})
+
+
+@pytest.mark.parametrize(("least", "greatest"), [(0.0, 1e-5), (0.0, 5.0), (1.7e9, 1.7e9 + 1000)])
+def test_numbers_of_any_size_are_learnt_and_answered(toy_tokenizer, tmp_path, least, greatest):
+    family = Classification(("pearson",), label_range=(least, greatest))
+    labels = [least + share * (greatest - least) for share in (0, 0.015, 0.03, 1)]
+    rows = family.encode([Example("a", None, label) for label in labels], toy_tokenizer, 8)
+    targets = rows.targets["labels"]
+    assert targets.tolist() == pytest.approx([0, 0.015, 0.03, 1], abs=1e-6)
+    family.write_predictions(tmp_path, "dev", rows, {"logits": targets[:, None]})
+    read = read_predictions(tmp_path / "predictions.tsv")
+    for numbers in (read.answers, [float(label) for label in read.gold]):
+        assert numbers == pytest.approx(labels, rel=1e-15, abs=1e-4 * (greatest - least))
 
 
 def test_padding_does_not_change_outputs(name, pretrained):

@@ -320,7 +320,10 @@ def test_the_headline_is_the_median_of_the_seeds_as_drawn(tmp_path):
     write_seed(tmp_path, 1000, 0.5, replaces=0, **collapsed)
     write_seed(tmp_path, 2000, 0.875, replaces=0)
     write_seed(tmp_path, 1001, 1.0, replaces=1)
-    results = summarise(tmp_path, Task("toy", SpanExtraction(metrics=("accuracy",)), {}))
+    task = Task("toy", SpanExtraction(metrics=("accuracy",)), {})
+    fewer = summarise(tmp_path, task, 2)
+    assert list(fewer["seeds"] | fewer["replacements"]) == ["0", "1", "1000", "1001", "2000"]
+    results = summarise(tmp_path, task, 3)
     assert (results["median"], results["num_degenerate"]) == (0.5, 2)
     assert list(results["seeds"]) == ["0", "1", "2"]
     assert list(results["replacements"]) == ["1000", "1001", "2000"]

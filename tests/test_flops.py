@@ -8,7 +8,13 @@ from test_golden import NEXT_SENTENCE
 from torch.utils.flop_counter import FlopCounterMode
 
 from electra.method import masked_language_modelling
-from electra.method.flops import count_as_the_paper, count_parts, count_training, count_true
+from electra.method.flops import (
+    count_as_the_paper,
+    count_parts,
+    count_stages,
+    count_training,
+    count_true,
+)
 from electra.method.masking import Vocabulary
 from electra.method.objective import Parts
 from electra.method.registry import build_objective, sketch_objective
@@ -16,6 +22,8 @@ from electra.model.masked_lm import log_likelihood_plain
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.plan import make_rows
 from electra.settings import override
+
+WARM = "generator.warmup_steps"
 
 
 def sizes(hidden, layers, embedding=None, vocab=30_522, **changes):
@@ -126,6 +134,12 @@ def test_stages_and_breakdown():
         share = 0.25 + 0.75 / 3 if name.startswith("generator") else 0.75
         assert part.train == pytest.approx(share * whole[name].train)
     assert sum(part.train for part in whole.values()) == true_count(small)
+    for config, steps in ((staged, 250_000), (override(small, [f"{WARM}=1000"]), 1000)):
+        model = sketch_objective(config)
+        first, second = count_stages(model, 128)
+        share = steps / config.train.steps
+        assert share * first + (1 - share) * second == pytest.approx(true_count(config))
+        assert first < true_count(config) < second
     everywhere = override(small, ["method.objective=all_tokens_mlm"])
     softmax = next(part for part in parts_of(everywhere) if part.name == "encoder: softmax")
     assert softmax.forward == 2 * 128 * (256 + 30_522)

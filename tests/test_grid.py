@@ -61,6 +61,12 @@ def test_a_combination_is_what_fine_tuning_alone_gives(found, start, toy_questio
     assert json.loads((out / NAMES[2] / "results.json").read_text())["median"] == alone["median"]
 
 
+def test_a_value_may_hold_an_equals_sign():
+    each = {"combination": "own.text=a=b", "median": 0.5, "std": None, "num_degenerate": 0}
+    table = tabulate({"metric": "mcc", "combinations": [each]})
+    assert (table.headers[0], table.rows[0][0]) == ("own.text", "a=b")
+
+
 def test_what_is_finished_is_not_repeated(found, start, toy_question, tmp_path):
     def begin(grid=GRID, seeds=2, progress=ignore):
         combinations = combine(CONFIG, [], grid)

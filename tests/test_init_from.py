@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from runs import assert_same_end, begin, ignore, read_records, send_at
 from safetensors.torch import load_file, save_file
 from test_golden import NEXT_SENTENCE
 
-from electra.checkpoints.checkpoint import find_checkpoint
+from electra.checkpoints.checkpoint import find_checkpoint, list_checkpoints
 from electra.checkpoints.folder import SavedModel, SavedNetwork, read_pretrained, read_run_config
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
@@ -21,12 +22,14 @@ from electra.checkpoints.names import NEXT_SENTENCE_FILE
 from electra.cli import main
 from electra.config import OBJECTIVES, PrepareConfig
 from electra.errors import UserError
+from electra.files import write_json
 from electra.interop.export import export
 from electra.interop.importing import import_model
 from electra.method.flops import count_parts
 from electra.method.registry import sketch_objective
 from electra.presets import PRESETS, modern_sizes
 from electra.pretraining.acceleration import prepare_step
+from electra.pretraining.continuation import write_branch
 from electra.pretraining.init_from import describe_parts, fit_to_start
 from electra.pretraining.journal import Alarms
 from electra.pretraining.loop import pretrain, resume
@@ -374,6 +377,18 @@ def test_a_run_without_a_checkpoint_needs_the_same_start(folders, toy_shards, to
 # Losses on old and new text
 
 
+def test_a_softmax_that_is_not_the_embeddings_is_left_out(exported, tmp_path):
+    folder = shutil.copytree(exported / "generator", tmp_path / "untied")
+    (folder / "electra.json").unlink()
+    tensors = load_file(folder / "model.safetensors")
+    table = tensors["electra.embeddings.word_embeddings.weight"]
+    for other, is_there in ((table.clone(), True), (table + 1, False)):
+        both = tensors | {"generator_lm_head.weight": other}
+        save_file(both, folder / "model.safetensors")
+        with nullcontext() if is_there else pytest.warns(UserWarning, match="matrix of its own"):
+            assert (read_pretrained(folder).masked_lm is not None) == is_there
+
+
 @pytest.fixture(scope="module")
 def measured(folders, toy_shards, toy_config, tmp_path_factory):
     """A run continued on its own text, which is also its old text."""
@@ -409,6 +424,18 @@ def test_one_generator_replaces_the_rows_of_two_runs(folders, toy_shards, toy_co
         assert found[step]["new_disc_loss"] == pytest.approx(last, rel=1e-5)
     assert records[0][4]["new_disc_loss"] != records[0][0]["new_disc_loss"]
     assert "old_disc_loss" not in records[0][0]
+
+
+def test_the_rows_of_the_losses_stay_in_a_cooldown_and_so_does_the_old_text(measured, tmp_path):
+    ended = tmp_path / "ended"
+    checkpoint = list_checkpoints(measured)[0]
+    write_branch(measured, checkpoint, ended, read_run_config(measured))
+    name = "heldout.safetensors"
+    assert (ended / name).read_bytes() == (measured / name).read_bytes()
+    manifest = read_manifest(ended)
+    manifest["also_evaluate"]["sha256"] = "of other shards"
+    write_json(ended / "manifest.json", manifest)
+    refuse("does not hold the shards that", lambda: resume(ended, ignore))
 
 
 def test_the_manifest_says_what_was_taken(folders, toy_shards, measured):

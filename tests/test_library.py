@@ -7,6 +7,7 @@ import pytest
 from runs import SMALL
 
 import electra
+from electra.checkpoints.checkpoint import list_checkpoints
 from electra.checkpoints.folder import read_run_config
 from electra.cli import main
 from electra.inference.ask import detect as run_detect
@@ -23,6 +24,8 @@ def test_answers_are_those_of_the_commands(run):
     assert len(gap) == len(one) == len(two) == 2
     vectors = electra.embed(model, TEXTS)
     assert vectors.shape == (2, 128)
+    assert np.array_equal(electra.embed(electra.load(run), iter(TEXTS)), vectors)
+    assert electra.detect(electra.load(list_checkpoints(run)[-1]), TEXTS)
     words = electra.encode(model, TEXTS, unit="word")
     assert [len(each.states) for each in words] == [6, 3]
     assert model.encoder is model.encoder  # is read once

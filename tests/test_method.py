@@ -396,6 +396,7 @@ def test_log_likelihood_in_bfloat16_is_that_of_the_definition():
 def test_dropout_keeps_the_share_it_says(is_pooled):
     """One million elements: kept share within 4 deviations of 0.9, mean within 4 of 1."""
     torch.manual_seed(0)
+    assert DropoutMasks(1000, torch.float32, [1e-6]).pools[1e-6].all()
     masks = DropoutMasks(1_000_000, torch.float32, [0.1]) if is_pooled else None
     x = torch.ones(1000, 1000, requires_grad=True)
     out = Dropout(0.1).train()(x, masks)

@@ -206,6 +206,10 @@ def test_filters_say_what_they_drop(tokenizer, tmp_path):
     manifest, kept, dropped = prepare_texts(corpus, tokenizer, tmp_path, "filtered", **limits)
     assert manifest["dropped"] == {"repetition": 1, "too long": 1, "too short": 2}
     assert manifest["text"]["documents"] == 44
+    written = open_shards(tmp_path / "filtered")
+    parts = (*written.train, *written.heldout)
+    unknown = sum(np.count_nonzero(part.tokens == tokenizer.unk_id) for part in parts)
+    assert manifest["unk_tokens"] == unknown
     assert kept == sorted(texts)
     assert sorted(each["text"] for each in dropped) == sorted(corpus[40:])
     nothing = (prepare_texts, corpus, tokenizer, tmp_path, "nothing")
@@ -221,6 +225,9 @@ def test_the_language_filter(tokenizer, tmp_path):
     manifest, kept, _ = prepare_texts(texts, tokenizer, tmp_path, "a", languages="en, fr")
     assert manifest["dropped"] == {"language de": 4}
     assert len(kept) == 9
+    prepare = (prepare_texts, texts, tokenizer, tmp_path, "b")
+    refuse("unknown code of languages 'english'", *prepare, languages="english")
+    assert len(prepare_texts(texts, tokenizer, tmp_path, "c", languages="DE")[1]) == 4
 
 
 @pytest.fixture(scope="module")

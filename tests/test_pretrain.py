@@ -692,6 +692,17 @@ def test_a_run_without_evaluations(train, tmp_path):
     assert "was not measured on held-out text" in (tmp_path / "page.html").read_text()
 
 
+def test_shards_that_moved_are_named_once(unfinished, toy_shards, tmp_path):
+    moved = shutil.copytree(toy_shards, tmp_path / "moved")
+    manifest = json.loads((unfinished / "manifest.json").read_text())
+    manifest["shards"]["folder"] = "gone"
+    (unfinished / "manifest.json").write_text(json.dumps(manifest))
+    says = f"gone ... if they are elsewhere: electra pretrain SHARDS --resume {unfinished}"
+    refuse(says, lambda: resume(unfinished, ignore))
+    resume(unfinished, ignore, moved)
+    assert read_manifest(unfinished)["shards"]["folder"] == str(moved)
+
+
 def test_the_manifest_tells_of_every_session(unfinished):
     """Also of a run that an older version began, whose manifest told of the first alone."""
     path = unfinished / "manifest.json"

@@ -10,6 +10,7 @@ import resource
 import shutil
 import signal
 import sys
+import threading
 from contextlib import contextmanager
 
 import pytest
@@ -163,6 +164,20 @@ def test_a_second_signal_acts_at_once(number):
                 os.kill(os.getpid(), number)
     finally:
         signal.signal(number, before)
+
+
+def test_a_thread_heeds_no_signals():
+    """Which Python gives to the main thread alone."""
+    found = []
+
+    def enter():
+        with heed_signals() as requests:
+            found.append(requests)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert not found[0].stops
 
 
 @pytest.mark.parametrize("hang_up", [signal.SIG_DFL, signal.SIG_IGN], ids=["hang-up", "nohup"])
@@ -339,14 +354,15 @@ def test_a_healthy_run_skips_nothing(train):
 
 def record_at(step, **changes):
     usual = {"mlm_loss": 10.4, "disc_loss": 0.3, "constant_disc_loss": 0.4, "replaced_rate": 0.1}
-    return {"step": step, **usual, "tokens_per_second": 1000.0, **changes}
+    usual |= {"sampled_accuracy": 0.3, "tokens_per_second": 1000.0}
+    return {"step": step, **usual, **changes}
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"disc_loss": 0.4}, "no better than a constant prediction"),
-        ({"replaced_rate": 0.039}, "fewer than 4.0% of the tokens are replaced"),
+        ({"sampled_accuracy": 0.74}, "fewer than 27% of the masked tokens are replaced"),
         ({"mlm_loss": 12.4}, "mlm_loss is above 10.33, the loss of a uniform guess"),
         ({"tokens_per_second": 499.0}, "less than half of 1,000 tokens per second"),
     ],
@@ -357,6 +373,14 @@ def test_an_alarm_is_raised_once(toy_config, changes, says):
     bad = [alarms.read(record_at(20 + step, **changes)) for step in range(2 * PATIENCE)]
     assert [len(texts) for texts in bad] == [int(n == PATIENCE - 1) for n in range(2 * PATIENCE)]
     assert says in bad[PATIENCE - 1][0]
+
+
+def test_the_steps_of_the_second_of_two_stages_may_be_slower(toy_config):
+    config = override(toy_config, ["train.steps=1000", "generator.warmup_steps=20"])
+    alarms = Alarms(config)
+    for step in range(60):
+        speed = 1000.0 if step <= 20 else 400.0
+        assert not alarms.read(record_at(step, tokens_per_second=speed))
 
 
 def test_no_alarm_before_the_end_of_the_warm_up(toy_config):

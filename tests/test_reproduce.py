@@ -550,6 +550,10 @@ def test_settings_that_are_given_stay(toy_suite, plan_toy):
         assert train.save_every <= 4
         assert 0 <= int(0.5 * steps) - train.save_every * train.keep_every < train.save_every
     rows = tuple(dataclasses.replace(row, paper=()) for row in suite.rows)
+    decays = ("generator.temperature=2", "generator.temperature_decay=0.1")
+    rows_of_them = tuple(dataclasses.replace(row, set=decays) for row in rows[:1])
+    cooled = plan_toy(**given | {"reference": rows[0].name}, rows=rows_of_them)
+    assert not any(run.trunk for run in cooled.runs)
     for run in plan_toy(**given, rows=rows, fractions=(1.0,)).runs:
         assert run.config.train.save_every == 4
 

@@ -12,6 +12,7 @@ from refusals import refuse
 from electra import config as settings_of
 from electra.config import FinetuneConfig, PrepareConfig, TokenizerConfig, require_schedule
 from electra.errors import UserError
+from electra.files import read_object, write_json
 from electra.presets import PRESETS
 from electra.pretraining.resolution import resolve
 from electra.quickstart import config as of_quickstart
@@ -43,6 +44,7 @@ REFUSED = [
     (TINY, "train.seed=0.5", "train.seed must be a whole number"),
     (TINY, "train.seed=nan", "train.seed must be a whole number"),
     (TINY, "train.seed=1e400", "train.seed must be a whole number"),
+    (TINY, "train.seed=1e99999999999999999999", "train.seed must be a whole number"),
     (TINY, "optimizer.learning_rate=high", "optimizer.learning_rate must be a number"),
     (TINY, "train.cuda_graph=perhaps", "train.cuda_graph must be true or false"),
     (TINY, "train.device=cdua", "train.device cannot be 'cdua'; did you mean 'cuda'?"),
@@ -107,6 +109,7 @@ REFUSED = [
     (TINY, "train.also_evaluate=x", "train.init_from"),
     (TINY, "train.evaluate_with=x", "train.init_from"),
     (TINY, "generator.hidden_fraction=0.25", "model.embedding_size"),
+    (TINY, "model.embedding_size=63", "model.embedding_size must be even"),
     (TINY, "method.objective=mlm model.embedding_size=256", "model.embedding_size must be at most"),
     (MODERN, "train.initial_weights=neighbours", "train.initial_weights"),
     (MODERN, "generator.hidden_fraction=0.25", "generator.hidden_fraction"),
@@ -139,6 +142,11 @@ def test_what_does_not_hold_is_refused_in_one_line(settings, changes, words):
         (f"method.objective=replace_mlm method.disc_weight=50 {ALL}", ["method.disc_weight"]),
         ("method.objective=causal_lm model.causal=true method.mask_prob=0.3", ["method.mask_prob"]),
         (f"{NO_NETWORK} generator.hidden_size=64", ["generator.hidden_size"]),
+        (f"{NO_NETWORK} method.shown_at_mask=mask", ["method.shown_at_mask"]),
+        (
+            "generator.num_hidden_layers=1 generator.layers_fraction=1",
+            ["generator.layers_fraction"],
+        ),
         ("method.disc_weight=50 method.mask_prob=0.3 generator.hidden_fraction=1", []),
     ],
 )
@@ -204,6 +212,20 @@ def test_a_warm_up_as_long_as_the_run_is_refused():
     ):
         with pytest.raises(UserError, match=rf"^optimizer\.warmup_steps .*{says}"):
             require_schedule(override(TINY, changes))
+
+
+@pytest.mark.parametrize("value", [" ", "\t", ";"])
+def test_white_space_alone_is_a_value(value):
+    assert override(FINETUNE, [f"own.separator={value}"]).own.separator == value
+
+
+@pytest.mark.parametrize(
+    ("config", "name"), [(TINY, "optimizer.max_grad_norm"), (FINETUNE, "max_grad_norm")]
+)
+def test_an_infinite_number_comes_back_from_json(tmp_path, config, name):
+    config = override(config, [f"{name}=inf"])
+    write_json(tmp_path / "config.json", to_dict(config))
+    assert from_dict(type(config), read_object(tmp_path / "config.json")) == config
 
 
 def test_a_rate_below_zero_is_refused():

@@ -157,6 +157,8 @@ def test_what_does_not_fit_is_refused_and_nothing_written(folders, tmp_path):
     own = write_folder(tmp_path / "mine", "cola", TWO)
     (own / "results.json").write_text('{"task": "weather", "seeds": {}}')
     refused("mine is no fine-tuning on a task of GLUE, but on 'weather'", own)
+    (own / "results.json").write_text('{"task": "cola", "best": "rate=1"}')
+    refused("mine is a grid; give its best, ", own)
     refused("nowhere/results.json: No such file", tmp_path / "nowhere")
     refused("twin exists already", out="twin")
     path = tmp_path / "cola/seed-0/test_predictions.tsv"
@@ -180,7 +182,7 @@ def test_predictions_come_back_as_they_were_written(tmp_path):
     assert read.values[1].tolist() == pytest.approx([0.2, 0.5, 0.3])
     gold, predicted = torch.tensor([1.5, torch.nan]), torch.tensor([-2.0, torch.nan])
     numbers = read_predictions(write_answers(tmp_path, "y", (), gold, predicted))
-    assert (numbers.labels, numbers.gold, numbers.answers[0]) == ((), ("1.5000", ""), -2.0)
+    assert (numbers.labels, numbers.gold, numbers.answers[0]) == ((), ("1.5", ""), -2.0)
     refuse("of different items or labels", lambda: average([read, numbers]))
 
 

@@ -1,3 +1,4 @@
+import math
 import random
 from collections import Counter
 
@@ -107,6 +108,7 @@ def test_scores_by_hand():
 def test_constant_predictions_score_without_warnings():
     expected = {"accuracy": 0.5, "f1": 0.0, "mcc": 0.0, "pearson": 0.0, "spearman": 0.0}
     assert score(expected, [0, 1], [0, 0]) == expected
+    assert score(["pearson", "spearman"], [0, 1], [0.5, math.nan]) == {"pearson": 0, "spearman": 0}
     expected = {"mcc": 0.0, "f1": 1.0, "pearson": 0.0}
     assert score(expected, [1, 1], [1, 1]) == expected
 

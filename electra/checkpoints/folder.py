@@ -3,12 +3,14 @@
 Names and sizes are read from headers and JSON files, each tensor when it is used.
 """
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from electra.checkpoints.checkpoint import (
@@ -281,6 +283,10 @@ def _fit(tensors: Weights, sizes: EncoderConfig, source: str) -> Weights:
         return gather(partial(Encoder, sizes), tensors)
 
 
+UNTIED = ("generator_lm_head.weight", "cls.predictions.decoder.weight", "decoder.weight")
+"""Names in transformers of a softmax's matrix, which here are the token embeddings."""
+
+
 def find_networks(
     architecture: Architecture, sizes: EncoderConfig, theirs: Weights, judge: Weights | None = None
 ) -> dict[str, SavedNetwork]:
@@ -298,10 +304,14 @@ def find_networks(
     found: dict[str, SavedNetwork] = {}
     if judging:
         found["replaced"] = SavedNetwork("replaced", sizes, encoders, judging)
-    if not sizes.causal and (head := architecture.read_head("MaskedLM", theirs, sizes)):
-        found["tokens"] = SavedNetwork("tokens", sizes, encoders, head)
-    if sizes.causal and (head := architecture.read_head("CausalLM", theirs, sizes)):
+    head = architecture.read_head("CausalLM" if sizes.causal else "MaskedLM", theirs, sizes)
+    table = encoders[0]["embeddings.tokens.weight"]
+    if head and any(n in theirs and not torch.equal(theirs[n], table) for n in UNTIED):
+        warnings.warn("the softmax has a matrix of its own, and is left out", stacklevel=2)
+    elif head and sizes.causal:
         found["next"] = SavedNetwork("next", sizes, encoders, head)
+    elif head:
+        found["tokens"] = SavedNetwork("tokens", sizes, encoders, head)
     return found or {"": SavedNetwork("", sizes, encoders)}
 
 

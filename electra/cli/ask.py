@@ -211,6 +211,7 @@ def score(
         what = f"{count_of(len(sentences), 'line')} of {text or pairs}"
         return print_dry_run(None, f"score {what} with {run} and write {out}")
     scorer = scoring.load_scorer(run, network)
+    out.parent.mkdir(parents=True, exist_ok=True)
     with Progress("scoring", unit="rows") as progress:
         scores = scorer.score(sentences, progress.update)
     if found:

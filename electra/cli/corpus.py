@@ -1,5 +1,6 @@
 """tokenizer, prepare and inspect: from text to shards, and what is in them."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from json import dumps
 from pathlib import Path
@@ -23,7 +24,6 @@ from electra.config import PrepareConfig, TextConfig, TokenizerConfig
 from electra.errors import command, count_of, require
 from electra.files import read_text
 from electra.reports.glossary import format_count
-from electra.settings import setting_name
 from electra.terminal.live import Progress
 from electra.terminal.printing import print_done, print_lines, print_note, print_sections
 from electra.text.streams import is_url, locate
@@ -120,7 +120,11 @@ def tokenizer(
         told = f"{made.vocab_size - old.vocab_size:,} tokens added to {old.vocab_size:,}"
     told = "; ".join([told, *_tell_reading(vars(counts))])
     _note_marks(made, sample)
-    reading = [each for each in given if setting_name(each) in ("text_field", "encoding", "form")]
+    reading = [
+        f"{field.name}={getattr(settings, field.name)}"
+        for field in dataclasses.fields(TextConfig)
+        if getattr(settings, field.name) != field.default
+    ]
     print_done(
         f"wrote {out}: {told}",
         command("prepare", *text, "--tokenizer", out, "--out", "shards", *repeat(reading)),

@@ -33,17 +33,22 @@ def report(folders: tuple[Path, ...], *, out: Path, dry_run: DryRun = False) -> 
     from electra.reports.runs import read_folders, read_samples, write_tables
 
     _refuse_others(out)
+    found = read_folders(folders)
     if dry_run:
         return print_dry_run(None, f"read {', '.join(map(str, folders))} and write {out}")
-    found = read_folders(folders)
+    out.parent.mkdir(parents=True, exist_ok=True)
     if out.suffix.lower() == ".md":
         write_text(out, write_tables(found))
         return print_done(f"wrote {out}")
-    run = next((folder for folder in folders if (folder / "metrics.jsonl").exists()), None)
-    following = command("predict", folders[0], "--input", "FILE")
+    run, tuned = (
+        next((folder for folder in folders if (folder / name).exists()), None)
+        for name in ("metrics.jsonl", "results.json")  # a run may have both
+    )
     if run:
         following = command("export", run, "--out", "exported")
-    elif not found.finetunings:
+    elif tuned:
+        following = command("predict", tuned, "--input", "FILE")
+    else:
         following = command("finetune", folders[0], "--task", "own", "--data", "FOLDER")
         following += " --out results"
     write_page(

@@ -3,7 +3,7 @@
 import dataclasses
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from electra.cli.options import (
     DryRun,
@@ -17,11 +17,13 @@ from electra.cli.options import (
     resolve,
     settings_of,
 )
-from electra.config import FinetuneConfig
 from electra.errors import command
 from electra.presets import FINETUNE_PRESETS
 from electra.terminal.live import Progress, show_finetuning
 from electra.terminal.printing import print_done, print_note, print_table
+
+if TYPE_CHECKING:
+    from electra.finetuning.start import Job
 
 
 def finetune(
@@ -64,10 +66,11 @@ def finetune(
         grid: Settings as field=value,value. Every combination is fine-tuned into a folder of its
             own in OUT, and the one with the best score on dev is chosen.
     """
-    from electra.checkpoints.folder import read_sizes
+    from electra.checkpoints.folder import read_model, read_sizes
     from electra.finetuning.grid import combine, search, tabulate
     from electra.finetuning.loop import finetune as run_finetune
     from electra.finetuning.loop import require_seeds
+    from electra.finetuning.start import read_job
     from electra.presets import finetune_preset
     from electra.reports.runs import finetuning_table, read_finetuning
 
@@ -81,7 +84,8 @@ def finetune(
     if dry_run:
         times = f"{seeds} times" if seeds > 1 else "once"
         each = f" with each of {' '.join(combinations)}" if grid else ""
-        return _print_plan(task, data, settings, f"fine-tune {times}{each}, write {out}")
+        job = read_job(read_model(start), task, data, settings, from_scratch=from_scratch)
+        return _print_plan(job, f"fine-tune {times}{each}, write {out}")
     with Progress(f"fine-tuning on {task}", unit="steps") as progress:
         show = show_finetuning(progress, seeds * len(combinations))
         how: dict[str, Any] = {"seeds": seeds, "from_scratch": from_scratch, "progress": show}
@@ -95,17 +99,14 @@ def finetune(
     _print_end(start, out, scores, results["notes"])
 
 
-def _print_plan(task: str, data: Path, settings: FinetuneConfig, rest: str) -> None:
-    """Read the task, and print what was found and what would be done."""
-    from electra.tasks.registry import read_task, resolve_own
-
-    settings = resolve_own(task, settings)
-    question = read_task(task, data, settings)
+def _print_plan(job: "Job", rest: str) -> None:
+    """Print what was found of a task, and what would be done."""
+    question = job.task
     files, columns = ", ".join(map(str, question.files)), ", ".join(question.columns)
     found = ", ".join(f"{len(each):,} in {split}" for split, each in question.examples.items())
     for note in question.notes:
         print_note(note)
-    print_dry_run(settings, f"read {files} (columns {columns}; {found}), {rest}")
+    print_dry_run(job.config, f"read {files} (columns {columns}; {found}), {rest}")
 
 
 def _print_end(start: Path, out: Path, scores: Path, notes: list[str]) -> None:

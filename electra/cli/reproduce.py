@@ -164,7 +164,7 @@ def reproduce(
     session = Session(setup, out, earlier, jobs, engine, share)
     if dry_run:
         return _print_session(session)
-    own_command = command(*sys.argv[1:])
+    own_command = command(*_without_jobs(sys.argv[1:]))
     cells = session.write(own_command) if len(session.left) < len(session.plan.runs) else []
     if session.left and session.jobs:
         with Progress(f"reproducing {path.stem}", unit="TFLOP") as progress:
@@ -180,12 +180,23 @@ def reproduce(
     )
 
 
+def _without_jobs(words: list[str]) -> list[str]:
+    """Return the words of the command that computes what --jobs 0 only writes."""
+    for place, word in enumerate(words):
+        if word == "--jobs=0" or words[place : place + 2] == ["--jobs", "0"]:
+            return words[:place] + words[place + (1 if "=" in word else 2) :]
+    return words
+
+
 def _print_suites() -> None:
     from electra.reproduce.suite import list_suites
 
     rows = [(key, each.title, len(each.rows), each.seeds) for key, each in list_suites().items()]
     print_table(rows, ["suite", "title", "rows", "seeds"])
-    print_done(f"{len(rows)} suites", "electra reproduce NAME --shards DIR --glue DIR --dry-run")
+    print_done(
+        f"{len(rows)} suites",
+        "electra reproduce NAME --shards DIR --glue DIR --runs DIR --out DIR --dry-run",
+    )
 
 
 def _print_session(session: "Session") -> None:

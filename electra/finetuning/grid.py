@@ -131,7 +131,7 @@ def tabulate(results: Mapping[str, Any]) -> Table:
     """Return a row for each combination in the results of a search, best first."""
     rows = []
     for each in results["combinations"]:
-        settings = dict(words.split("=") for words in each["combination"].split(","))
+        settings = dict(words.split("=", 1) for words in each["combination"].split(","))
         spread = "-" if each["std"] is None else f"{each['std']:.3f}"
         score = [f"{each['median']:.3f}", spread, str(each["num_degenerate"])]
         rows.append([*settings.values(), *score])

@@ -108,7 +108,7 @@ def train_seeds(
         for seed in range(machine.rank, seeds, machine.num_ranks):
             train_until_it_learns(folder, job, rows, machine, seed, progress)
         wait_for_all(machine)
-        results = {**facts, **summarise(folder, job.task)}
+        results = {**facts, **summarise(folder, job.task, seeds)}
         if machine.rank == 0:
             write_json(folder / "results.json", results)
         return results

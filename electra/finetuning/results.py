@@ -185,14 +185,16 @@ def read_seed(path: Path) -> dict[str, Any]:
     return read_results(path, SEED_KEYS, "run the seed again")
 
 
-def summarise(folder: Path, task: Task) -> dict[str, Any]:
-    """Return the statistics of the headline metric over the seeds as drawn.
+def summarise(folder: Path, task: Task, seeds: int) -> dict[str, Any]:
+    """Return the statistics of the headline metric over the first seeds, as drawn.
 
     Collapsed seeds count. "with_replacements" has the same statistics with each collapsed seed
     replaced by its last replacement, which is a selection; None if no seed was replaced. Time and
     speed cover all runs. "ensemble" is of the seeds as drawn; empty for a single one.
     """
-    runs = [read_seed(path) for path in folder.glob("seed-*[0-9]/results.json")]
+    found = [read_seed(path) for path in folder.glob("seed-*[0-9]/results.json")]
+    # A call before this one may have been for more seeds.
+    runs = [record for record in found if record.get("replaces", record["seed"]) < seeds]
     runs.sort(key=lambda record: record["seed"])
     drawn = {record["seed"]: record for record in runs if "replaces" not in record}
     others = {record["seed"]: record for record in runs if "replaces" in record}

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from electra.checkpoints.folder import SavedModel
@@ -59,25 +58,22 @@ class TaskRows(NamedTuple):
 
 
 def encode_task(task: Task, pretrained: SavedModel, config: FinetuneConfig) -> TaskRows:
-    """Return the rows of a task, those of train reduced to `train_examples` items if it is set."""
+    """Return the rows of a task; of train only `train_examples` examples, if it is set."""
+    if config.train_examples:
+        task = task.draw(config.train_examples)
     splits = task.encode(pretrained.tokenizer, config.sequence_length)
-    train, count = splits["train"], config.train_examples
-    require_examples(count, len(train), task)
-    if count:
-        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
-        splits["train"] = train.take(order[:count].sort().values)
     return TaskRows(*reduce_vocabulary(splits, pretrained.tokenizer.vocab_size))
-
-
-def require_examples(count: int, most: int, task: Task) -> None:
-    """Refuse `train_examples` that are more than a task has."""
-    require(count <= most, f"train_examples {count} is more than the {most} that {task.name} has")
 
 
 def fit_to_start(
     config: FinetuneConfig, pretrained: SavedModel, task: Task, from_scratch: bool
 ) -> FinetuneConfig:
     """Return the config with unset values taken from the encoder and the task; refuse misfits."""
+    count, num_train = config.train_examples, len(task.examples["train"])
+    require(
+        count <= num_train,
+        f"train_examples {count} is more than the {num_train} that {task.name} has",
+    )
     source, layers, reset = pretrained.source, config.features.layers, config.reset_layers
     longest, most = pretrained.sequence_length, pretrained.encoder.num_hidden_layers
     length = config.sequence_length or min(task.family.longest_row, longest)

@@ -90,7 +90,8 @@ def _read_results(folders: Sequence[Path]) -> dict[str, tuple[Path, dict[str, An
     found: dict[str, tuple[Path, dict[str, Any]]] = {}
     for folder in folders:
         results = read_object(folder / "results.json")
-        task = str(results.get("task"))
+        task, best = str(results.get("task")), results.get("best")
+        require(best is None, f"{folder} is a grid; give its best, {folder}/{best}")
         require(
             task in GLUE and "seeds" in results,
             f"{folder} is no fine-tuning on a task of GLUE, but on {task!r}; leave it out",

@@ -69,6 +69,18 @@ def count_true(objective: Objective, length: int) -> float:
     return sum(part.train for part in count_parts(objective, length))
 
 
+def count_stages(objective: Objective, length: int) -> tuple[float, float]:
+    """Return the true count per token of a step of the first and of the second stage.
+
+    If there is no stage in which the network rests that pre-training returns, the first is unused.
+    """
+    share, counts = objective.share_awake, []
+    for objective.share_awake in (0.0, 1.0):
+        counts.append(count_true(objective, length))
+    objective.share_awake = share
+    return counts[0], counts[1]
+
+
 def count_run(objective: Objective, config: PretrainConfig) -> dict[str, float]:
     """Return the operations of a whole run: "true" and "paper"."""
     train, length = config.train, config.examples.sequence_length

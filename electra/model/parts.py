@@ -98,6 +98,8 @@ class DropoutMasks:
         self.pools = {prob: self._draw_pool(prob, largest + SPREAD) for prob in probs}
 
     def _draw_pool(self, prob: float, size: int) -> Tensor:
+        if num_kept(prob) == ONE:  # which 16 bits do not hold
+            return torch.ones(size, dtype=self.dtype)
         words = torch.empty(-(-size // 4), dtype=torch.int64).random_(-(2**63), 2**63 - 1)
         bits = words.view(torch.int16)[:size]
         return (bits < num_kept(prob) - ONE // 2).to(self.dtype)

@@ -16,6 +16,7 @@ from electra.config import NOT_SIZES, SIZES_OF_GENERATOR, PretrainConfig
 from electra.errors import UserError, command, require
 from electra.files import new_folder, write_json, write_text
 from electra.pretraining.acceleration import Ranking, recorded_ranking
+from electra.pretraining.evaluation import DOMAINS_FILE
 from electra.settings import flatten, override, to_dict
 from electra.tokenizing.tokenizer import Tokenizer
 
@@ -135,7 +136,7 @@ def branch(trunk: Path, out: Path, config: PretrainConfig) -> None:
     """
     begun = read_run_config(trunk)
     fraction, steps = config.optimizer.decay_fraction, config.train.steps
-    if steps > begun.train.steps or fraction == 1:
+    if steps > begun.train.steps or fraction == 1 or config.generator.temperature_decay:
         raise UserError(f"{trunk} has no stable part that a run of {steps} steps could share")
     settle(trunk, begun, override(config, [f"train.steps={begun.train.steps}"]))
     stable = steps - max(1, round(fraction * steps))
@@ -159,6 +160,8 @@ def write_branch(trunk: Path, checkpoint: Path | None, out: Path, config: Pretra
         write_text(folder / "metrics.jsonl", "".join(json.dumps(r) + "\n" for r in records))
         if checkpoint:
             shutil.copytree(checkpoint, folder / "checkpoints" / checkpoint.name)
+            if (trunk / DOMAINS_FILE).is_file():  # the rows of its losses stay the same
+                shutil.copyfile(trunk / DOMAINS_FILE, folder / DOMAINS_FILE)
 
 
 def is_branch_of(out: Path, start: Path) -> bool:

@@ -56,8 +56,10 @@ def heldout_batches(shards: Shards, config: PretrainConfig) -> list[Batch]:
         return []
     examples = Examples(shards.heldout, shards.tokenizer, config.examples, seed=0)
     count = min(len(examples), config.train.evaluate_rows)
-    rows = permute(torch.arange(count).numpy(), len(examples), seed=0, epoch=0)
     size = config.train.batch_size
+    if config.method.contrasts and count > size:  # its loss depends on the number of rows
+        count -= count % size
+    rows = permute(torch.arange(count).numpy(), len(examples), seed=0, epoch=0)
     return [examples.rows(rows[start : start + size]) for start in range(0, count, size)]
 
 

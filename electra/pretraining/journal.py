@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from electra.checkpoints.manifest import amend_session, begin_session
 from electra.checkpoints.metrics import MetricsLog, Tracker, read_metrics
 from electra.config import PretrainConfig, TrainConfig
 from electra.files import read_object, write_json
-from electra.method.flops import count_run, count_true
+from electra.method.flops import count_run, count_stages
 from electra.pretraining.evaluation import (
     DomainLosses,
     Domains,
@@ -243,7 +244,8 @@ class Alarms:
 
     def __init__(self, config: PretrainConfig):
         self.config = config
-        self.speeds: list[float] = []
+        self.speeds: dict[bool, list[float]] = {False: [], True: []}
+        """Of the first of two stages, whose steps are other ones, and of the second."""
         self.num_bad = {"discriminator": 0, "generator": 0, "loss": 0, "speed": 0}
         self.before: dict[str, float] = {}
         """First loss of each domain of a continued run."""
@@ -261,17 +263,16 @@ class Alarms:
     def _find_signs(self, record: Mapping[str, Any]) -> dict[str, tuple[bool, str]]:
         """Return for each bad sign whether a record has it, and what it means."""
         config, method = self.config, self.config.method
-        loss, rate, speed = (
+        loss, mlm_loss, right, speed = (
             record.get(name, math.nan)  # a comparison with NaN is no sign
-            for name in ("disc_loss", "replaced_rate", "tokens_per_second")
+            for name in ("disc_loss", "mlm_loss", "sampled_accuracy", "tokens_per_second")
         )
         is_warm = record["step"] > config.optimizer.warmup_steps + config.second_stage
-        low = LOW_REPLACED_SHARE * method.mask_prob
         chance = math.log(config.model.vocab_size)
         is_trained = method.scheme != "adversarial"  # which only measures the likelihood
-        mlm_loss = record.get("mlm_loss", math.nan)
-        usual = statistics.median(self.speeds) if self.speeds else 0.0
-        self.speeds.append(speed)
+        speeds = self.speeds[record["step"] > config.second_stage]
+        usual = statistics.median(speeds) if speeds else 0.0
+        speeds.append(speed)
         return {
             "discriminator": (
                 is_warm and loss >= record.get("constant_disc_loss", math.nan),
@@ -280,10 +281,10 @@ class Alarms:
                 "smaller generator or a longer warm-up may help",
             ),
             "generator": (
-                rate < low,
-                f"fewer than {low:.1%} of the tokens are replaced: the generator is too strong, "
-                "and the discriminator has little to learn; a smaller generator.hidden_fraction "
-                "makes it weaker",
+                "replaced_rate" in record and 1 - right < LOW_REPLACED_SHARE,
+                f"fewer than {LOW_REPLACED_SHARE:.0%} of the masked tokens are replaced: the "
+                "generator is too strong, and the discriminator has little to learn; a smaller "
+                "generator.hidden_fraction makes it weaker",
             ),
             "loss": (
                 is_trained and mlm_loss > WORSE_THAN_CHANCE * chance,
@@ -341,7 +342,7 @@ class Journal:
         self.config, self.model = step.config, step.model
         self.tokenizer, self.examples = shards.tokenizer, examples
         self.networks = describe_networks(self.model)
-        self.flops_per_token = count_true(self.model, self.config.examples.sequence_length)
+        self.flops_per_token = count_stages(self.model, self.config.examples.sequence_length)
         machine, first_step = step.machine, totals.step
         begin_session(
             run,
@@ -408,13 +409,15 @@ class Journal:
         """Write the record of a window, its alarms, and the rows of its skipped steps."""
         size, length = self.config.train.batch_size, self.config.examples.sequence_length
         epochs = self.examples.epochs(done * size)
-        speed = self.flops_per_token * means["tokens_per_second"]
+        second = self.config.second_stage
+        now = self.flops_per_token[done > second]
+        flops = sum(map(mul, self.flops_per_token, (min(done, second), max(0, done - second))))
         record = {
             "part": "train",
             "step": done,
             **means,
-            "flops": self.flops_per_token * done * size * length,
-            "mfu": speed / self.peak,
+            "flops": flops * size * length,
+            "mfu": now * means["tokens_per_second"] / self.peak,
             "learning_rate": learning_rate,
             **{f"epochs of {name}": passes for name, passes in epochs.items()},
         }

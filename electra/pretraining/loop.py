@@ -26,7 +26,7 @@ from electra.checkpoints.checkpoint import (
     set_damaged_aside,
 )
 from electra.checkpoints.folder import SavedModel, read_pretrained, read_run_config
-from electra.checkpoints.manifest import LOCK
+from electra.checkpoints.manifest import LOCK, read_manifest
 from electra.checkpoints.metrics import import_tracker
 from electra.config import PretrainConfig, TrainConfig, longest_warmup, require_schedule
 from electra.errors import UserError, command, require
@@ -170,7 +170,11 @@ def _resume(
     with _writing(run), _hold(run, machine):
         found = read_run(run, given, machine.name) if machine.rank == 0 else None
         config, changed, source, ranking, begun_from = from_rank_0(found)
-        shards = open_shards(shards_folder or Path(source["folder"]), verify=machine.rank == 0)
+        try:
+            shards = open_shards(shards_folder or Path(source["folder"]), verify=machine.rank == 0)
+        except UserError as error:
+            moved = f"; if they are elsewhere: {command('pretrain', 'SHARDS', '--resume', run)}"
+            raise UserError(f"{error}{'' if shards_folder else moved}") from None
         if shards.digest != source["sha256"]:
             what = "shards"
             if machine.rank == 0:
@@ -189,6 +193,8 @@ def _resume(
                 "began with; choose another --out",
             )
         domains = _open_domains(shards, config, machine, show)
+        if machine.rank == 0:
+            _keep_sources(run, shards, domains)
         step = prepare_step(
             _build(config, shards, machine, run, start, show), config, machine, ranking
         )
@@ -198,6 +204,20 @@ def _resume(
             (run / "results.json").unlink(missing_ok=True)
             write_json(run / "config.json", to_dict(config))
         return _train(run, shards, domains, step, show, end)
+
+
+def _keep_sources(run: Path, shards: Shards, domains: Domains) -> None:
+    """Write to the manifest where the shards of a run are now; refuse other old ones."""
+    manifest = read_manifest(run)
+    old, evaluated = domains.get("old"), manifest.get("also_evaluate")
+    require(
+        not (old and evaluated) or old.digest == evaluated["sha256"],
+        f"train.also_evaluate {old and old.folder} does not hold the shards that {run} began with: "
+        "their losses could not be compared; choose another --out",
+    )
+    if manifest["shards"]["folder"] != str(shards.folder):
+        manifest["shards"]["folder"] = str(shards.folder)
+        write_json(run / "manifest.json", manifest)
 
 
 def _hold(run: Path, machine: Machine) -> AbstractContextManager[None]:
@@ -244,10 +264,10 @@ def _build(
     """Return the initialised objective, on the device; `start` is None if a checkpoint follows."""
     # Counting reads every token of the shards, so it is done only when needed.
     initial, frequencies_V, embeddings_VE = config.train.initial_weights, None, None
-    if initial != "bert" or config.generator.kind == "unigram" or start:
-        frequencies_V = count_tokens(shards)
     # A checkpoint and process 0 replace the weights of others, which need no start.
     is_new = from_rank_0(not list_checkpoints(run))
+    if (initial != "bert" and is_new) or config.generator.kind == "unigram" or start:
+        frequencies_V = count_tokens(shards)
     if initial == "cooccurrence" and machine.rank == 0 and is_new:
         show({"part": "counting", "step": 0})
         sizes, seed = config.model, config.train.seed

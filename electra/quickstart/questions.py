@@ -260,8 +260,8 @@ def cut_passages(tokens: list[str]) -> Iterator[Passage]:
         elif token in MARKS:
             if words and not marks[-1]:
                 marks[-1] = token
-        elif token != "[UNK]":
-            words.append(token)
+        elif token != "[UNK]" and (word := token.removeprefix("▁")):
+            words.append(word)
             marks.append("")
     for start in range(0, len(words) - WINDOW_WORDS + 1, WINDOW_WORDS):
         stop = start + WINDOW_WORDS

@@ -31,6 +31,7 @@ STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # part of matplotlib; the page replaces it with its own font
     "font.size": 9,
     "svg.fonttype": "none",
+    "text.parse_math": False,
     "axes.edgecolor": GRID,
     "axes.labelcolor": INK,
     "axes.axisbelow": True,

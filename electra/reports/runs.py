@@ -8,7 +8,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,7 +70,8 @@ class Finetuning:
     """The scores of one encoder on one task, over all seeds."""
 
     encoder: str
-    """Name of the folder of the pre-trained weights; from scratch, of the encoder's sizes."""
+    """Name of the run or folder of the pre-trained weights; from scratch, of the encoder's sizes.
+    It is `start` where two have one name."""
     task: str
     metric: str
     from_scratch: bool
@@ -92,6 +93,8 @@ class Finetuning:
     device: str | None
     scores: Mapping[str, tuple[float, ...]]
     """One score per seed, by metric on dev. The key for another split is "SPLIT METRIC"."""
+    start: str = ""
+    """The folder of the weights, as it was named."""
     after: str = ""
     """The task that the pre-trained weights were fine-tuned on before; empty: none."""
 
@@ -148,7 +151,12 @@ def read_folders(folders: Sequence[Path]) -> Found:
             finetunings.append(read_finetuning(folder / "results.json"))
         else:
             models.append(_read_model(folder))
-    return Found(read_runs(runs), finetunings, models)
+    shared = Counter(each.encoder for each in {each.start: each for each in finetunings}.values())
+    named = [
+        replace(each, encoder=each.start) if shared[each.encoder] > 1 else each
+        for each in finetunings
+    ]
+    return Found(read_runs(runs), named, models)
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
@@ -200,7 +208,8 @@ def read_finetuning(path: Path) -> Finetuning:
     with refuse_unlike(f"{path} is not a fine-tuning's results"):
         replaced = values.get("with_replacements") or {}
         return Finetuning(
-            encoder=Path(values["start"]).name,
+            encoder=_name_start(Path(values["start"])),
+            start=values["start"],
             task=str(values["task"]),
             metric=str(values["metric"]),
             from_scratch=bool(values["from_scratch"]),
@@ -216,6 +225,13 @@ def read_finetuning(path: Path) -> Finetuning:
             scores=_collect_scores(values["seeds"].values()),
             after=str(values.get("after", "")),
         )
+
+
+def _name_start(start: Path) -> str:
+    """Return the name of a run or another folder, and the step of a run's checkpoint."""
+    if start.parent.name != "checkpoints":
+        return start.name
+    return f"{start.parent.parent.name}@{start.name.removeprefix('step-').lstrip('0')}"
 
 
 def _number(value: Any) -> float:
@@ -252,8 +268,10 @@ def find_finetunings(run: Path, step: int) -> list[Path]:
             results = read_object(path)
         except UserError:
             continue
-        started = source.fullmatch(Path(str(results.get("source"))).name)
-        if not started or "best" in results:
+        begun_with = Path(str(results.get("source")))
+        started = source.fullmatch(begun_with.name)
+        other = begun_with.with_name(run.resolve().name)  # another run of the name, if it is there
+        if not started or "best" in results or (other.exists() and not other.samefile(run)):
             continue
         if results.get("from_scratch") or int(started[1]) == step:
             found.append(path.parent)

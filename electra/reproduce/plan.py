@@ -17,7 +17,6 @@ from electra.errors import require, require_choice, tell_place
 from electra.files import read_object, take_turns, write_json
 from electra.finetuning.grid import combine
 from electra.finetuning.start import fit_to_start as fit_finetuning
-from electra.finetuning.start import require_examples
 from electra.method.flops import FORWARD_AND_BACKWARD, count_run, count_true
 from electra.method.registry import sketch_objective
 from electra.presets import PRESETS, RECIPES, finetune_preset
@@ -286,8 +285,10 @@ class _PlannedRow:
         """Return the runs of a seed, the longest first."""
         fractions = sorted(self.suite.fractions_of(self.row), reverse=True)
         config = override(self.config, [f"train.seed={seed}"])
-        is_joint = config.method.scheme == "joint" and not config.generator.warmup_steps
-        is_shared = config.optimizer.decay_fraction < 1 and is_joint and len(fractions) > 1
+        generator = config.generator  # what it does may depend on the length of the run
+        is_even = not generator.warmup_steps and not generator.temperature_decay
+        is_stable = config.optimizer.decay_fraction < 1 and config.method.scheme == "joint"
+        is_shared = is_stable and is_even and len(fractions) > 1
         steps = [self._find_steps(fraction * budget) for fraction in fractions]
         runs: list[PlannedRun] = []
         for fraction, own in zip(fractions, steps, strict=True):
@@ -433,10 +434,9 @@ def count_finetunings(
             for config in finetune_configs(setup.suite, row, configs[row], task).values():
                 config = fit_finetuning(config, start, question, from_scratch=False)
                 rows = question.family.encode(sample, tokenizer, config.sequence_length)
-                if len(rows) == len(sample):  # not several windows of an example
-                    require_examples(config.train_examples, len(train), question)
                 lengths = rows.lengths.float()
-                examples = (config.train_examples or len(train)) * config.epochs
+                share = config.train_examples / len(question.examples["train"]) or 1
+                examples = share * len(train) * config.epochs
                 tokens = examples * lengths.sum().item() / len(sample)
                 passes = 1 if config.features.layers else FORWARD_AND_BACKWARD
                 forward = sum(encoder.count_flops(round(lengths.mean().item())).values())

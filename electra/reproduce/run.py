@@ -48,6 +48,8 @@ from electra.tasks.glue import GLUE
 from electra.tasks.registry import TASKS, read_task
 
 SECONDS_BETWEEN_LOOKS = 1.0
+LOOKS_BETWEEN_READS = 10
+"""Looks at the processes between two at the records that their runs write."""
 RETRIES = 2
 """Of a row and seed whose process on a Ray cluster was killed; it goes on at its checkpoint."""
 Engine = Literal["local", "ray"]
@@ -172,6 +174,7 @@ class Session:
         work = {run.name: self._look(run) for run in self.unfinished.runs}
         total = sum(work.values())
         failures: list[str] = []
+        looks = 0
         with ExitStack() as stack:
             ray = stack.enter_context(join_ray()) if self.engine == "ray" else None
             room = len(waiting) if ray else self.jobs  # a cluster knows its own room
@@ -185,7 +188,9 @@ class Session:
                         working[place] = _start(self.setup, unit, place)
                 time.sleep(SECONDS_BETWEEN_LOOKS)
                 units_now = [worker.unit for worker in working.values()]
-                work |= {run.name: self._look(run) for unit in units_now for run in unit}
+                looks += 1
+                if looks % LOOKS_BETWEEN_READS == 1:
+                    work |= {run.name: self._look(run) for unit in units_now for run in unit}
                 done = max(0.0, total - sum(work.values()))  # a resumed run may repeat steps
                 # Ray lets the others wait.
                 begun = (each for each in units_now if (self.setup.runs / each[0].name).exists())
@@ -193,6 +198,7 @@ class Session:
                 for place, worker in list(working.items()):
                     if not worker.is_working():
                         del working[place]
+                        work |= {run.name: self._look(run) for run in worker.unit}
                         failures += worker.find_failures()
                         save()
         if failures:

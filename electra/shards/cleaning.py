@@ -23,7 +23,7 @@ from typing import IO
 import numpy as np
 
 from electra.config import PrepareConfig
-from electra.errors import import_extra
+from electra.errors import import_extra, require_choice
 from electra.tokenizing.words import TokenBatch
 
 SIMILARITY = 0.8
@@ -45,9 +45,13 @@ class Filters:
         self.config = config
         self.aside: IO[str] | None = None  # for dropped documents that are to be written
         self.dropped: Counter[str] = Counter()
-        self.languages = {name.strip() for name in config.languages.split(",") if name.strip()}
+        names = (name.strip().lower() for name in config.languages.split(","))
+        self.languages = set(filter(None, names))
         if self.languages:
             self.langid = import_extra("py3langid", "languages", "the setting languages")
+            known = dict(self.langid.rank(""))
+            for name in sorted(self.languages):
+                require_choice("code of languages", name, known)
 
     def judge_text(self, text: str) -> bool:
         """Return whether a document is dropped by its length or language."""
@@ -204,4 +208,7 @@ def _compare(
 
 
 def _read_signatures(path: Path) -> np.ndarray:
-    return np.fromfile(path, "<u4").reshape(-1, SIGNATURE_SIZE)
+    """Return a file's signatures, of which only those that are used are read."""
+    is_empty = not path.stat().st_size  # which cannot be mapped
+    values = np.zeros(0, "<u4") if is_empty else np.memmap(path, "<u4", mode="r")
+    return values.reshape(-1, SIGNATURE_SIZE)

@@ -264,7 +264,7 @@ def _read_shard(source: Path, dtype: str) -> Iterator[tuple[slice, TokenBatch]]:
         line_lengths, document_lengths = (
             np.diff(each, append=end) for each in (lines[inside].astype(np.int64), starts)
         )
-        batch = TokenBatch(np.array(tokens[begin:end]), line_lengths, document_lengths, 0)
+        batch = TokenBatch(np.array(tokens[begin:end]), line_lengths, document_lengths)
         yield slice(first, last), batch
         first = last
 
@@ -283,7 +283,7 @@ def _split_document(
         last_tokens = min(max(1, round(heldout_prob * num_tokens)), num_tokens - 1)
         line_lengths = np.array([num_tokens - last_tokens, last_tokens])
     document_lengths = np.array([num_tokens - last_tokens, last_tokens])
-    return TokenBatch(tokens, line_lengths, document_lengths, 0)
+    return TokenBatch(tokens, line_lengths, document_lengths)
 
 
 def _write_dropped(

@@ -231,8 +231,9 @@ def _write_piece(piece: Piece, encoder: Encoder, folder: Path) -> Record:
             if not kept:
                 continue
             batch = encoder.encode_documents(kept)
-            num_unknown += batch.num_unknown
             is_kept = (batch.document_lengths > 0) & ~filters.judge_tokens(batch, kept)
+            written = batch.tokens[np.repeat(is_kept, batch.document_lengths)]
+            num_unknown += int(np.count_nonzero(written == encoder.tokenizer.unk_id))
             hashes_D = hash_documents(kept, config.seed)
             is_heldout = hashes_D < heldout_limit(config.heldout_prob)
             for writer, is_part in zip(writers, (~is_heldout, is_heldout), strict=True):

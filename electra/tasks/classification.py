@@ -114,7 +114,7 @@ class Labelled(Family):
         labels = (
             [[*self.labels, ""][label] for label in gold.tolist()]  # label -1 is unknown
             if self.labels
-            else ["" if math.isnan(label) else label for label in self._unscale(gold).tolist()]
+            else ["" if math.isnan(label) else label for label in self._unscale(gold)]
         )
         answers = self.describe_answers(rows, outputs)
         write_predictions(folder / predictions_name(split), labels, answers)
@@ -123,7 +123,7 @@ class Labelled(Family):
         """Return the `prediction` for each item, and the probability of each label."""
         decided = self.decide(rows, outputs)
         if not self.labels:
-            return [{"prediction": round(each, 4)} for each in self._unscale(decided).tolist()]
+            return [{"prediction": each} for each in self._unscale(decided)]
         names, shares_of = [PROB + label for label in self.labels], outputs["logits"].softmax(dim=1)
         answers = []
         for guess, shares in zip(decided.tolist(), shares_of.tolist(), strict=True):
@@ -131,10 +131,11 @@ class Labelled(Family):
             answers.append({"prediction": self.labels[guess], **dict(probs)})
         return answers
 
-    def _unscale(self, numbers: Tensor) -> Tensor:
-        """Return numbers in [0, 1] on the scale of the labels."""
+    def _unscale(self, numbers: Tensor) -> list[float]:
+        """Return numbers in [0, 1] on the scale of the labels, to a ten-thousandth of it."""
         least, greatest = self.label_range or (0.0, 1.0)
-        return numbers * (greatest - least) + least
+        num_digits = max(4, 4 - math.floor(math.log10(greatest - least)))
+        return [round(least + (greatest - least) * each, num_digits) for each in numbers.tolist()]
 
 
 class Example(NamedTuple):
@@ -201,10 +202,11 @@ class Classification(Labelled):
             for each, first in zip(examples, firsts, strict=True)
         ]
         unknown = -1 if self.label_range is None else math.nan
-        labels = torch.tensor([unknown if each.label is None else each.label for each in examples])
+        numbers = [unknown if each.label is None else each.label for each in examples]
         if self.label_range is not None:
             least, greatest = self.label_range
-            labels = (labels - least) / (greatest - least)
+            numbers = [(number - least) / (greatest - least) for number in numbers]
+        labels = torch.tensor(numbers)
         return pack_rows(texts, {"labels": labels}, tokenizer, sequence_length, examples)
 
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:

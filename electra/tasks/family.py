@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
+import torch
 from torch import Tensor, nn
 
 from electra.config import EncoderConfig, FinetuneConfig
@@ -331,6 +332,13 @@ class Task:
         if not self.swaps_pairs:
             return train
         return train + [each._replace(text_a=each.text_b, text_b=each.text_a) for each in train]
+
+    def draw(self, count: int) -> "Task":
+        """Return the task with so many examples of train, drawn at random, always the same."""
+        train = self.examples["train"]
+        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
+        drawn = [train[place] for place in order[:count].sort().values.tolist()]
+        return dataclasses.replace(self, examples={**self.examples, "train": drawn})
 
     def hold_out(self, fraction: float) -> "Task":
         """Return the task with a share of train as dev.

@@ -40,12 +40,10 @@ def write_predictions(
     path: Path, labels: Sequence[str | float], answers: Sequence[Mapping[str, str | float]]
 ) -> None:
     """Write, for each item: its number from 0, the right answer, and what was answered."""
-    names = ["label", *answers[0]]
-    digits = [6 if name.startswith(PROB) else 4 for name in names]
-    lines: list[list[object]] = [["index", *names]]
+    lines: list[list[object]] = [["index", "label", *answers[0]]]
     for number, (label, answer) in enumerate(zip(labels, answers, strict=True)):
-        cells = zip((label, *answer.values()), digits, strict=True)
-        lines.append([number, *(c if isinstance(c, str) else f"{c:.{n}f}" for c, n in cells)])
+        cells = (f"{c:.6f}" if name.startswith(PROB) else c for name, c in answer.items())
+        lines.append([number, label, *cells])
     path.write_text("".join("\t".join(map(str, line)) + "\n" for line in lines), encoding="utf-8")
 
 
@@ -77,8 +75,8 @@ def score(
 ) -> dict[str, float]:
     """Return each metric's score by its name, as fractions.
 
-    Correlations, of which mcc is Matthews', are 0 if one side is constant. f1 is that of label 1 if
-    only 0 and 1 occur, else the mean over labels.
+    Correlations, of which mcc is Matthews', are 0 if one side is constant or not finite. f1 is that
+    of label 1 if only 0 and 1 occur, else the mean over labels.
     """
     return {metric: _score(metric, gold, predicted) for metric in metrics}
 
@@ -92,7 +90,7 @@ def _score(metric: str, gold: Sequence[float], predicted: Sequence[float]) -> fl
             return float(accuracy_score(gold, predicted))
         average = "binary" if set(gold) | set(predicted) <= {0, 1} else "macro"
         return float(f1_score(gold, predicted, average=average, zero_division=0.0))
-    if len(set(gold)) == 1 or len(set(predicted)) == 1:
+    if len(set(gold)) == 1 or len(set(predicted)) == 1 or not np.isfinite(predicted).all():
         return 0.0
     if metric == "mcc":
         from sklearn.metrics import matthews_corrcoef

@@ -196,7 +196,7 @@ def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) 
         )
     is_list = format_of(train) in LISTS
     return Task(
-        data.resolve().name,
+        (data if data.is_dir() else data.parent).resolve().name,
         Tagging(labels, ENTITY_METRICS if has_entities else ("accuracy",)),
         splits,
         files=tuple(path for paths in files.values() for path in paths),

@@ -38,7 +38,6 @@ class TokenBatch(NamedTuple):
     line_lengths: np.ndarray
     document_lengths: np.ndarray
     """Tokens of each document, in the order given; 0 for a document without tokens."""
-    num_unknown: int
 
 
 class WordEncoder:
@@ -64,7 +63,7 @@ class WordEncoder:
         """Return the tokens of documents. The lines of a document are joined by line feeds."""
         parts = [self._encode_lines(part) for part in _cut("\n".join(documents).encode())]
         tokens, line_lengths = map(np.concatenate, zip(*parts, strict=True))
-        return _collect(documents, tokens, line_lengths, self.tokenizer.unk_id)
+        return _collect(documents, tokens, line_lengths)
 
     def _encode_lines(self, content: bytes) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of lines, and the number of tokens of each line."""
@@ -157,16 +156,11 @@ class WordEncoder:
         return long
 
 
-def _collect(
-    documents: Sequence[str], tokens: np.ndarray, line_lengths: np.ndarray, unk_id: int
-) -> TokenBatch:
+def _collect(documents: Sequence[str], tokens: np.ndarray, line_lengths: np.ndarray) -> TokenBatch:
     """Return the batch of documents whose lines, also the empty ones, have these lengths."""
     first_lines = np.cumsum([0, *(document.count("\n") + 1 for document in documents[:-1])])
     return TokenBatch(
-        tokens,
-        line_lengths[line_lengths > 0],
-        np.add.reduceat(line_lengths, first_lines),
-        int(np.count_nonzero(tokens == unk_id)),
+        tokens, line_lengths[line_lengths > 0], np.add.reduceat(line_lengths, first_lines)
     )
 
 
@@ -247,7 +241,7 @@ class LineEncoder(dict[str, bytes]):
         contents = list(self.encode_lines("\n".join(documents).split("\n")))
         line_lengths = np.array([len(each) for each in contents], np.int64) // self.dtype.itemsize
         tokens = np.frombuffer(b"".join(contents), self.dtype)
-        return _collect(documents, tokens, line_lengths, self.tokenizer.unk_id)
+        return _collect(documents, tokens, line_lengths)
 
     def encode_lines(self, lines: Sequence[str]) -> Iterable[bytes]:
         """Return the ids of each line. In a line no other white space stands than spaces."""
