@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from typing import Any
 
 import tokenizers
 
+from electra.checkpoints.manifest import find_commit
 from electra.config import PrepareConfig
 from electra.errors import UserError
 from electra.processes import usable_cores
@@ -86,7 +86,7 @@ def measure(files: Sequence[str], folder: str, *, repeats: int, workers: int) ->
         "rows": rows,
         "machine": platform.platform(),
         "versions": {"python": platform.python_version(), "tokenizers": version("tokenizers")},
-        "commit": _commit(),
+        "commit": find_commit(),
     }
 
 
@@ -99,12 +99,6 @@ def _summarise(runs: list[tuple[float, int]], num_bytes: int) -> dict[str, Any]:
         "megabytes_per_second": num_bytes / 1e6 / median,
         "tokens_per_second": runs[0][1] / median,
     }
-
-
-def _commit() -> str:
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
-    return done.stdout.strip() or "unknown"
 
 
 def main() -> None:

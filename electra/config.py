@@ -763,38 +763,27 @@ class PretrainConfig(Settings):
         return min(self.second_stage or rest, rest) if self.method.scheme == "two_stage" else rest
 
 
-UNREAD = (
-    ("method.objective=mlm|causal_lm", "generator.", "it has no generator"),
-    ("method.objective=mlm|causal_lm", "method.sharing", "it has no generator"),
-    ("method.objective=mlm|causal_lm", "method.disc_weight", "it judges no token"),
-    ("method.objective=replace_mlm|all_tokens_mlm", "method.disc_weight", "it judges no token"),
-    ("method.objective=causal_lm", "method.mask_prob", "it masks nothing"),
-    ("generator.kind=uniform|unigram", "method.sharing", "it is no network"),
-    ("generator.kind=uniform|unigram", "method.shown_at_mask", "it reads nothing"),
-    ("method.objective=electric", "method.shown_at_mask", "its towers see no masked token"),
-    (
-        "method.objective=mlm|causal_lm|replace_mlm|all_tokens_mlm|electric",
-        *("train.evaluate_with", "its losses judge no replaced token"),
-    ),
-    ("generator.num_hidden_layers", "generator.layers_fraction", "that is the number"),
-    ("generator.hidden_size", "generator.hidden_fraction", "that is the size"),
-    *(
-        (f"generator.kind={kind}", f"generator.{name}", why)
-        for kind, why in (("frozen", "its run has it"), ("uniform|unigram", "it is no network"))
-        for name in SIZES_OF_GENERATOR
-    ),
-)
-"""What no rule refuses and nothing reads: when, which setting or section, and why."""
+_SIZES = tuple(f"generator.{name}" for name in SIZES_OF_GENERATOR)
+_OF_JUDGES = ("method.disc_weight", "train.evaluate_with")
+UNREAD = {
+    "method.objective=mlm|causal_lm": ("generator.", "method.sharing", *_OF_JUDGES),
+    "method.objective=causal_lm": ("method.mask_prob",),
+    "method.objective=replace_mlm|all_tokens_mlm": _OF_JUDGES,
+    "method.objective=electric": ("method.shown_at_mask", "train.evaluate_with"),
+    "generator.kind=uniform|unigram": ("method.sharing", "method.shown_at_mask", *_SIZES),
+    "generator.kind=frozen": _SIZES,
+    "generator.num_hidden_layers": ("generator.layers_fraction",),
+    "generator.hidden_size": ("generator.hidden_fraction",),
+}
+"""Settings, or the beginnings of their names, that no rule refuses and nothing reads, by when."""
 
 
 def tell_unread(config: PretrainConfig, given: Collection[str]) -> Iterator[str]:
     """Yield a sentence for each setting, of those that were given, that the run will not read."""
-    for setting in sorted(given):
-        for when, what, why in UNREAD:
-            name, value, is_so = config.look_up(when)
-            if is_so and setting.startswith(what):
-                yield f"{setting} is not read with {name} {value}: {why}"
-                break
+    for when, names in UNREAD.items():
+        name, value, is_so = config.look_up(when)
+        unread = sorted(each for each in given if is_so and each.startswith(names))
+        yield from (f"{each} is not read with {name} {value}" for each in unread)
 
 
 def longest_warmup(steps: int) -> int:

@@ -339,7 +339,7 @@ def inspect(
         require(not set_, "--set is for reading a --text")
         with Progress("reading", unit="documents") as progress:
             shards = open_shards(folder, verify="anew")
-            found = report_shards(shards, lambda done, total: progress.update(done, total))
+            found = report_shards(shards, progress.update)
         if json:
             return print_lines([dumps(found, ensure_ascii=False)])
         return print_sections(describe_shards(shards, found))

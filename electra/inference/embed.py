@@ -100,10 +100,7 @@ def embed_units(
 
 
 def _join(tokens: Units, starts_word: np.ndarray) -> Units:
-    """Return the words of which tokens are the pieces; a text's first token begins a word.
-
-    White space alone is no word.
-    """
+    """Return the words of which tokens are the pieces; a text's first token begins a word."""
     if not len(starts_word):
         return tokens
     firsts = np.union1d([0], np.flatnonzero(starts_word))
@@ -111,7 +108,7 @@ def _join(tokens: Units, starts_word: np.ndarray) -> Units:
     sums = np.add.reduceat(tokens.states, firsts, axis=0)
     states = (sums / counts[:, None]).astype(np.float32)
     starts, ends = tokens.starts[firsts], tokens.ends[firsts + counts - 1]
-    is_word = starts < ends
+    is_word = starts < ends  # white space alone is none
     return Units(starts[is_word], ends[is_word], states[is_word])
 
 

@@ -17,10 +17,8 @@ import torch
 from torch import Tensor
 
 WINDOW = 128
-"""Gradient norms that are remembered."""
-MIN_NORMS = WINDOW
-"""Norms from which a spike can be told. The deviation of fewer is too uncertain: of 64 norms, a
-healthy run of 200 steps had a spike."""
+"""Gradient norms that are remembered, and from which a spike can be told. The deviation of fewer is
+too uncertain: of 64 norms, a healthy run of 200 steps had a spike."""
 SMALLEST_NORM = 1e-30
 """Smaller norms count as this one, whose logarithm is finite."""
 MAX_IN_A_ROW = 10
@@ -62,7 +60,7 @@ class Guard:
         mean = self.log_norms.sum() / number
         deviations = (self.log_norms - mean) * (self.places < self.num_norms)
         limit = mean + self.sigmas * (deviations.square().sum() / number).sqrt()
-        is_spike = is_finite & (self.num_norms >= MIN_NORMS) & (log_norm > limit)
+        is_spike = is_finite & (self.num_norms >= WINDOW) & (log_norm > limit)
         place = (self.num_norms % WINDOW).view(1)
         remembered = torch.where(is_spike, limit, log_norm)
         remembered = torch.where(is_finite, remembered, self.log_norms[place])
