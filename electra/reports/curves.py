@@ -145,10 +145,7 @@ def without_scraps(records: Sequence[MetricsRecord]) -> list[MetricsRecord]:
 
 
 def _amounts(runs: Sequence[Run]) -> tuple[str, list[float]]:
-    """Return the unit of the x axis, and what a step of each run is in it.
-
-    It is operations if the runs' steps take different numbers of them, as those of two objectives.
-    """
+    """Return the unit of the x axis, operations if the runs' steps differ in them, and a step."""
     last = [run.last_train for run in runs]
     flops = [each["flops"] / each["step"] if each.get("flops") else math.nan for each in last]
     if math.isclose(min(flops), max(flops), rel_tol=1e-3) or any(map(math.isnan, flops)):
