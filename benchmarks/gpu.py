@@ -182,6 +182,8 @@ def choose_variant(out: Path) -> tuple[str, float]:
             for loss, other in zip(record["losses"], expected, strict=True)
         )
     }
+    if not seconds:  # the losses of small are NaN
+        raise SystemExit(f"error: no variant in {out} has losses that can be compared")
     fastest = min(seconds, key=seconds.__getitem__)
     return fastest, seconds[fastest]
 
@@ -352,7 +354,7 @@ def group_parts(names: Sequence[str]) -> Iterator[list[str]]:
 def report_part(name: str, status: int | str, took: float, out: Path) -> None:
     """Print the line of a measurement, or the end of another part's output."""
     record = out / f"{name}.json"
-    if (name in VARIANTS or name in OTHERS) and record.exists():
+    if (name in VARIANTS or name in OTHERS) and record.exists() and not status:
         print(f"{name}: {summarise(json.loads(record.read_text()))}", flush=True)
         return
     log = out / f"{name}.log"
@@ -417,11 +419,15 @@ def run_parts(
         if left < LEAST:
             print(f"{' '.join(group)}: skipped, because no time is left", flush=True)
             continue
-        if group == ["pretrain"]:
-            part = parts["pretrain"]
-            parts["pretrain"] = part._replace(command=[*part.command, *plan_pretraining(out, left)])
-        if group == ["reproduce"]:
-            write_suite(out, suite_seconds)
+        try:
+            if group == ["pretrain"]:
+                part, settings = parts["pretrain"], plan_pretraining(out, left)
+                parts["pretrain"] = part._replace(command=[*part.command, *settings])
+            if group == ["reproduce"]:
+                write_suite(out, suite_seconds)
+        except SystemExit as error:  # there is no measured step to plan with
+            print(f"{' '.join(group)}: skipped, {error}", flush=True)
+            continue
         running = {}
         for name in group:
             print(f"{name}: {' '.join(parts[name].command)}", flush=True)

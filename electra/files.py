@@ -302,10 +302,10 @@ def new_folder(folder: Path) -> Iterator[Path]:
             refuse_existing(folder)  # another process may have written it in the meantime
             clear_folder(incomplete)
             yield incomplete
-            incomplete.rename(folder)
         except BaseException as error:
             shutil.rmtree(incomplete, ignore_errors=True)
             if isinstance(error, OSError) and error.errno and error.filename is None:
                 error.filename = str(folder)  # an error on an open file has no file name
             raise
+        incomplete.rename(folder)  # where that fails, what was written stays
         (folder / UNFINISHED).unlink()

@@ -304,6 +304,17 @@ def test_a_closed_pipe_ends_without_a_word(folder, words):
     assert re.fullmatch(r"(\w+ .*\n)?", done.stderr), done.stderr  # the progress
 
 
+def test_progress_and_notes_that_nobody_reads_end_nothing(tmp_path):
+    """As by Ctrl-C in a pipe into tee, which ends first: a run has to write its checkpoint."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = "pretrain --dry-run --set method.objective=mlm method.disc_weight=7"
+    done = run_child(*words.split(), stdout=subprocess.PIPE, stderr=writer)
+    os.close(writer)
+    assert done.returncode == 0
+    assert "would pre-train" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "suffix"),
     [

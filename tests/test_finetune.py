@@ -394,6 +394,22 @@ def test_part_of_train_and_one_process_at_a_time(tune, tmp_path):
     assert results["seeds"]["0"]["steps"] == 3
 
 
+def test_other_weights_of_the_same_name_are_refused(start, tune, tmp_path):
+    """The seeds of one median are of one encoder."""
+    encoder = shutil.copytree(start, tmp_path / "encoder")
+
+    def stop(record):
+        if record["part"] == "seed":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(start=encoder, seeds=2, train_examples=40, progress=stop)
+    (encoder / "electra.json").unlink(missing_ok=True)
+    tensors = load_file(encoder / "model.safetensors")
+    save_file({name: each + 1 for name, each in tensors.items()}, encoder / "model.safetensors")
+    refuse("begun with another weights", tune, start=encoder, seeds=2, train_examples=40)
+
+
 def test_a_share_of_train_is_dev_and_noted(data, tune, tmp_path):
     (tmp_path / "alone").mkdir()
     alone = shutil.copy(data / "train.tsv", tmp_path / "alone" / "all.tsv")

@@ -339,6 +339,28 @@ def test_an_interrupt_in_the_last_step(make, text_file, tmp_path, monkeypatch, s
     assert make("out", **given) == clean
 
 
+def test_what_was_merged_is_kept_for_its_own_text(make, text_file, tmp_path, monkeypatch):
+    """Its pieces are gone: the shards are all that is left of the work."""
+    clean, text = make("clean"), text_file.read_bytes()
+    times = text_file.stat()
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            prepare_module, "move_shards", lambda folder: interrupt(merging.move_shards(folder))
+        )
+        with pytest.raises(KeyboardInterrupt):
+            make("out")
+    refuse("was begun with another seed", make, "out", seed=1)
+    text_file.write_text(make_text(9, seed=9))
+    refuse("holds the shards of another text", make, "out")
+    text_file.write_bytes(text)
+    os.utime(text_file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/other").touch()
+    refuse("out exists already", make, "out")
+    shutil.rmtree(tmp_path / "out")
+    assert make("out") == clean
+
+
 def test_changed_text_and_damaged_tasks_are_done_again(make, text_file, tmp_path):
     tasks = tmp_path / "out.incomplete/tasks"
 

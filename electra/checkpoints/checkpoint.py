@@ -299,10 +299,10 @@ def write_checkpoint(
     incomplete.rename(folder)
     for old in list_checkpoints(run)[:-keep]:
         if not keep_every or step_of(old) % keep_every:
-            shutil.rmtree(old)
+            shutil.rmtree(old, ignore_errors=True)  # such as one that somebody reads
     for damaged in folder.parent.glob("step-*.damaged"):
         if damaged.stem <= folder.name:
-            shutil.rmtree(damaged)
+            shutil.rmtree(damaged, ignore_errors=True)
     return folder
 
 
@@ -330,7 +330,8 @@ def find_checkpoint(run: Path) -> tuple[int, Path]:
     """
     damaged: list[str] = []
     named = [] if run_of(run) == run else [run]
-    for folder in named or reversed(list_checkpoints(run)):
+    found = named or list_checkpoints(run)
+    for folder in reversed(found):
         try:
             step = _verify(folder)
         except PermissionError as error:
@@ -343,6 +344,8 @@ def find_checkpoint(run: Path) -> tuple[int, Path]:
                 f"{run}: {'; '.join(damaged)}; taking {folder.name} instead", stacklevel=2
             )
         return step, folder
+    if not named and found != list_checkpoints(run):  # the run, which goes on, has pruned them
+        return find_checkpoint(run)
     raise UserError(f"{run} has no usable checkpoint: {'; '.join(damaged) or 'none was written'}")
 
 

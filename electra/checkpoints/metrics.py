@@ -118,11 +118,11 @@ class MetricsLog:
             for name, value in finite.items()
             if isinstance(value, int | float) and name != "step"
         }
+        if self.tracker:
+            self.tracker.log(values, record["step"])
         if self.tensorboard:
             for name, value in values.items():
                 self.tensorboard.add_scalar(name, value, record["step"])
-        if self.tracker:
-            self.tracker.log(values, record["step"])
 
     def flush(self) -> None:
         """Write what an earlier `write` could not, or raise the OSError again."""

@@ -9,6 +9,7 @@ program that SIGPIPE ended.
 import errno
 import os
 import re
+import shutil
 import signal
 import sys
 import warnings
@@ -100,15 +101,15 @@ def main(tokens: Sequence[str] | None = None) -> None:
         sys.exit(status)
 
 
-class _Terminal(FileIO):
-    """A terminal that may go, as with a lost ssh, while the command saves or goes on."""
+class _Audience(FileIO):
+    """A terminal or log that may go, as with a lost ssh, while the command saves or goes on."""
 
     def write(self, data: Any) -> int:
-        """Write to the terminal if it is there."""
+        """Write if somebody is there: not a closed terminal, a pipe's dead end or a full disk."""
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno != errno.EIO:
+            if error.errno not in (errno.EIO, errno.EPIPE, errno.ENOSPC):
                 raise
             return memoryview(data).nbytes
 
@@ -121,10 +122,11 @@ def _open_streams() -> None:
         stream = getattr(sys, name)
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-            if stream.isatty():
-                raw = BufferedWriter(_Terminal(stream.fileno(), "w", closefd=False))
-                terminal = TextIOWrapper(raw, stream.encoding, stream.errors, line_buffering=True)
-                setattr(sys, name, terminal)
+            # A result on the standard output has to arrive; progress and notes need not.
+            if stream.isatty() or name == "stderr":
+                raw = BufferedWriter(_Audience(stream.fileno(), "w", closefd=False))
+                wrapped = TextIOWrapper(raw, stream.encoding, stream.errors, line_buffering=True)
+                setattr(sys, name, wrapped)
 
 
 def _run(given: Sequence[str]) -> int:
@@ -237,6 +239,8 @@ def _print_warnings_as_notes() -> None:
 
 def _describe_refusal(error: Exception) -> str:
     """Return what the system refused, with the path where there is one; of a bug, nothing."""
+    if isinstance(error, shutil.Error):  # of copytree: each file that could not be copied
+        return ": ".join(error.args[0][0][1:])
     if isinstance(error, OSError) and error.filename is not None:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     if isinstance(error, OSError) and error.errno in NO_ROOM:

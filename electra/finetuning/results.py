@@ -29,7 +29,7 @@ from electra.settings import to_dict
 from electra.tasks.family import Family, Task
 from electra.tasks.rows import Outputs, Rows
 from electra.text.streams import replace_surrogates
-from electra.training.distributed import wait_for_all
+from electra.training.distributed import from_rank_0, wait_for_all
 from electra.training.machine import Machine
 
 NUM_EXAMPLES = 8
@@ -53,6 +53,10 @@ def begin_shared_folder(
     the folder stays, and another call with the same settings continues there.
     """
     incomplete = out.with_name(out.name + ".incomplete")
+    require(
+        settings == from_rank_0(settings),
+        f"process {machine.rank} read other weights or data than process 0; run the command again",
+    )
     begun = _begin_folder(out, settings, machine, notes)
     with begun if machine.rank == 0 else nullcontext(incomplete) as folder:
         wait_for_all(machine)

@@ -35,6 +35,7 @@ class Job:
         return {
             "task": self.task.name,
             "start": self.pretrained.source,
+            "weights": self.pretrained.sha256,
             "from_scratch": self.from_scratch,
             "files": {str(path): sha256_file(path) for path in self.task.files},
             "config": to_dict(self.config),

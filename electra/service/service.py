@@ -89,8 +89,9 @@ class Service:
     async def _follow(self) -> None:
         while True:
             for model in self.models.values():
-                if isinstance(model, PretrainedModel) and model.is_outdated():
-                    with suppress(UserError):  # removed meanwhile: the next one is taken
+                # Removed meanwhile, or on a disk that does not answer: the next look may help.
+                with suppress(UserError, OSError):
+                    if isinstance(model, PretrainedModel) and model.is_outdated():
                         await asyncio.to_thread(model.load)
             await asyncio.sleep(LOOK_SECONDS)
 

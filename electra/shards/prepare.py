@@ -10,6 +10,7 @@ on with the same command: finished pieces whose hashes are right are not done ag
 the same bytes for every way, number of processes and interruption.
 """
 
+import hashlib
 import json
 import shutil
 import uuid
@@ -21,7 +22,7 @@ from typing import Any, Literal
 
 from electra.config import PrepareConfig
 from electra.errors import UserError, require
-from electra.files import UNFINISHED, clear_folder, hold, read_object, require_same
+from electra.files import UNFINISHED, clear_folder, hold, read_object, require_same, write_json
 from electra.shards.merging import PIECES, list_shards, merge_pieces, move_shards
 from electra.shards.pieces import (
     SETTINGS_OF_PIECES,
@@ -76,14 +77,16 @@ def prepare(
     """
     sources, out = _find(paths, config), locate(out)
     with _begin(out, tokenizer, config, "all") as folder:
-        if not _is_merged(folder, out):
+        if not _is_merged(folder, out, sources.files, config):
             files = _copy_pipes(sources.files, folder, config, progress)
             pieces = list_pieces(files, config, tokenizer.digest)
             _run(pieces, tokenizer, folder, config, engine, progress)
             try:
-                merge_pieces(folder, pieces, tokenizer, config, sources)
+                _merge(folder, pieces, tokenizer, config, sources)
             except UserError:
-                shutil.rmtree(folder / PIECES)  # the same pieces would be refused again
+                # The same pieces would be refused again; those of a text that changed are not.
+                if pieces == list_pieces(files, config, tokenizer.digest):
+                    shutil.rmtree(folder / PIECES)
                 raise
         return _complete(folder, out)
 
@@ -119,7 +122,7 @@ def finish(
     sources, out = _find(paths, config), locate(out)
     _require_files(sources.files)
     with _begin(out, tokenizer, config, "finish") as folder:
-        if not _is_merged(folder, out):
+        if not _is_merged(folder, out, sources.files, config):
             pieces = list_pieces(sources.files, config, tokenizer.digest)
             missing = [str(p.number) for p in pieces if not read_piece(folder / PIECES, p)]
             names = ", ".join(missing[:MAX_NAMED]) + (", ..." if len(missing) > MAX_NAMED else "")
@@ -129,7 +132,7 @@ def finish(
                 f"text: {names}; run their shares again, or the command without --finish, which "
                 "does them here",
             )
-            merge_pieces(folder, pieces, tokenizer, config, sources)
+            _merge(folder, pieces, tokenizer, config, sources)
         return _complete(folder, out)
 
 
@@ -164,7 +167,8 @@ def _begin(
             _plan(folder, tokenizer, config, clears=step == "all")
             yield folder
         except BaseException as error:
-            if step == "all" and not any((folder / PIECES).glob("*")):
+            is_merged = (folder / "manifest.json").exists()  # its pieces are shards already
+            if step == "all" and not is_merged and not any((folder / PIECES).glob("*")):
                 shutil.rmtree(folder, ignore_errors=True)
             if isinstance(error, OSError) and error.errno and error.filename is None:
                 error.filename = str(out)  # an error on an open file has no file name
@@ -196,9 +200,33 @@ def incomplete_folder(out: Path) -> Path:
     return (Path() if is_url(out) else out.parent) / f"{out.name}.incomplete"
 
 
-def _is_merged(folder: Path, out: Path) -> bool:
+def _merge(
+    folder: Path,
+    pieces: Sequence[Piece],
+    tokenizer: Tokenizer,
+    config: PrepareConfig,
+    sources: Sources,
+) -> None:
+    """Write into the plan of which text the shards are, and merge the pieces."""
+    write_json(folder / PLAN, read_object(folder / PLAN) | {"text": _digest(pieces)})
+    merge_pieces(folder, pieces, tokenizer, config, sources)
+
+
+def _digest(pieces: Sequence[Piece]) -> str:
+    return hashlib.sha256("".join(each.digest for each in pieces).encode()).hexdigest()
+
+
+def _is_merged(folder: Path, out: Path, files: Sequence[Path], config: PrepareConfig) -> bool:
     """Return whether the last step was begun and pieces may be gone; a URL's never are."""
-    return not is_url(out) and (folder / "manifest.json").exists()
+    if is_url(out) or not (folder / "manifest.json").exists():
+        return False
+    plan = read_object(folder / PLAN)
+    if "text" in plan and not any(path == STDIN or path.is_fifo() for path in files):
+        require(
+            plan["text"] == _digest(list_pieces(files, config, plan["tokenizer"])),
+            f"{folder} holds the shards of another text; finish them with it, or remove them",
+        )
+    return True
 
 
 def _find(paths: Sequence[str], config: PrepareConfig) -> Sources:
@@ -258,9 +286,10 @@ def _complete(folder: Path, out: Path) -> dict[str, Any]:
         shutil.rmtree(folder)
         return manifest
     move_shards(folder)
-    for path in [folder / PLAN, *folder.glob("pipe-*")]:
+    for path in folder.glob("pipe-*"):
         path.unlink(missing_ok=True)
     manifest = read_object(folder / "manifest.json")
     folder.rename(out)
-    (out / UNFINISHED).unlink(missing_ok=True)
+    for name in (UNFINISHED, PLAN):
+        (out / name).unlink(missing_ok=True)
     return manifest

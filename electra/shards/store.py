@@ -255,7 +255,7 @@ def _check_files(
     if not verify:
         return
     with suppress(OSError, UserError):  # not verified before
-        is_fresh = time.time() - memory.stat().st_mtime < TRUSTED_SECONDS
+        is_fresh = 0 <= time.time() - memory.stat().st_mtime < TRUSTED_SECONDS
         if verify != "anew" and is_fresh and read_object(memory) == verified:
             return
     for name, (_, sha256) in files.items():

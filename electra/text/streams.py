@@ -5,13 +5,14 @@ import codecs
 import gzip
 import io
 import lzma
+import os
 import re
 import shutil
 import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -316,7 +317,7 @@ def fetch(path: Path, sha256: str) -> Path:
     if not re.fullmatch("[0-9a-f]{64}", str(sha256)):
         raise UserError(f"{path} cannot be checked: {sha256!r} is no sha256")
     copy = cache_folder("shards") / sha256
-    if copy.exists() and time.time() - copy.stat().st_mtime < TRUSTED_SECONDS:
+    if copy.exists() and 0 <= time.time() - copy.stat().st_mtime < TRUSTED_SECONDS:
         return copy
     copy.parent.mkdir(parents=True, exist_ok=True)
     incomplete = copy.with_name(f"{sha256}.incomplete")
@@ -326,11 +327,16 @@ def fetch(path: Path, sha256: str) -> Path:
             incomplete.unlink(missing_ok=True)
             return copy
         place = cast(Any, path)
-        with _explain(path, f"cannot be copied to {copy.parent}"):
-            place.fs.get_file(place.path, str(incomplete))
-        if sha256_file(incomplete) != sha256:
-            raise UserError(f"{path} is damaged: its sha256 differs from the manifest's")
-        flush_file(incomplete)
+        try:
+            with _explain(path, f"cannot be copied to {copy.parent}"):
+                place.fs.get_file(place.path, str(incomplete))
+            if sha256_file(incomplete) != sha256:
+                raise UserError(f"{path} is damaged: its sha256 differs from the manifest's")
+            flush_file(incomplete)
+        except BaseException:
+            with suppress(OSError):
+                os.truncate(incomplete, 0)  # other processes wait for the lock on this file
+            raise
         incomplete.replace(copy)
     return copy
 

@@ -31,9 +31,9 @@ from electra.errors import UserError, require
 from electra.processes import Interrupted, find_place, follow_launcher
 from electra.training.machine import Machine
 
-TIMEOUT = timedelta(minutes=30)
-"""Longest time that one process waits for the others, for example for an evaluation by process
-0."""
+TIMEOUT = timedelta(hours=6)
+"""Longest time that one process waits for the others, for example for process 0 that compares the
+hashes of all shards. torchrun ends them at once if a process has ended."""
 SETTLE_SECONDS = 0.5
 """Time in which the threads of gloo let the last tensors go."""
 
@@ -79,7 +79,8 @@ def joined(
         if not _is_about_a_peer(error):
             raise
         raise UserError(
-            f"process {machine.rank} of {machine.num_ranks}: another process of the run has ended"
+            f"process {machine.rank} of {machine.num_ranks}: another process of the run has "
+            "ended, or did not answer"
         ) from error
     except Exception as error:
         # NCCL's end is a collective: after an error of this process alone the others, who do not
