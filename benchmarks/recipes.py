@@ -42,6 +42,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from scipy.optimize import minimize
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from benchmarks.objectives import format_spread, trace
@@ -254,12 +255,10 @@ def judge(model: Objective, rows: Sequence[tuple[Batch, Tensor]]) -> dict[str, f
         fitted = fit[0] * logit + fit[1]
         return float(np.mean(np.logaddexp(0, fitted) - label * fitted))
 
-    order = np.argsort(np.argsort(logit))
-    num_replaced, share = label.sum(), label.mean()
-    above = order[label].sum() - num_replaced * (num_replaced - 1) / 2
+    share = label.mean()
     return {
         "loss": float(minimize(loss, np.array([1.0, 0.0]), method="Nelder-Mead").fun),
-        "auc": float(above / (num_replaced * (len(label) - num_replaced))),
+        "auc": float(roc_auc_score(label, logit)),
         "constant_loss": float(-share * math.log(share) - (1 - share) * math.log(1 - share)),
     }
 

@@ -57,10 +57,14 @@ def test_a_pipe_is_not_replaced_by_a_file(tmp_path):
 
 
 def test_what_was_written_stays_if_its_name_was_taken(tmp_path):
-    with pytest.raises(OSError, match="not empty"), new_folder(tmp_path / "out") as folder:
-        (folder / "work").write_text("of hours")
-        (tmp_path / "out").mkdir()
-        (tmp_path / "out/other").touch()
+    def write():
+        with new_folder(tmp_path / "out") as folder:
+            (folder / "work").write_text("of hours")
+            (tmp_path / "out").mkdir()
+            (tmp_path / "out/other").touch()
+
+    with pytest.raises(OSError, match="not empty"):
+        write()
     assert (tmp_path / "out.incomplete/work").read_text() == "of hours"
 
 

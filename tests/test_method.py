@@ -152,8 +152,13 @@ def test_spans_are_runs_of_words():
     share = steps[inside & starts_word].double()  # of words that begin a span: 1 / 3.8
     assert share.mean().item() == pytest.approx(1 / 3.8, abs=4 * 0.44 / math.sqrt(len(share)))
     draw = masking.draw(rows, rng(1))
-    chosen = where_chosen(rows, draw)
-    assert 6 < chosen.sum(dim=1).float().mean() <= 10
+    assert (where_chosen(rows, draw).sum(dim=1) == 10).all()
+    order = torch.rand(maskable.shape, generator=rng(2))
+    real = torch.ones_like(maskable)
+    index, is_chosen = choose_positions(maskable, real, 0.15, order, unit, cuts=True)
+    chosen = torch.zeros_like(maskable).scatter_(1, index, is_chosen)
+    late = chosen[:, 1:] & ~chosen[:, :-1] & (steps == 0)  # the last span is cut at its end
+    assert not late.any()
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,8 @@ Progress = Callable[[dict[str, Any]], None]
 PROGRESS_STEPS = 25
 """Steps between two progress records."""
 LAST_STEPS = 100
-"""Steps at the end of a run whose mean loss shows whether the model has learnt anything."""
+"""Steps at the end of a run, or its last quarter if that is shorter, whose mean loss shows whether
+the model has learnt anything."""
 CHANCE = 0.99
 """A run has learnt nothing if its last steps have more than this share of the loss of the best
 constant answer."""
@@ -203,7 +204,9 @@ class Training:
         self.epochs = config.epochs or job.task.epochs
         self.steps = self.epochs * math.ceil(len(self.train) / config.batch_size)
         self.step, self.seconds = 0, 0.0
-        self.last_losses: deque[Tensor] = deque(maxlen=LAST_STEPS)
+        self.last_losses: deque[Tensor] = deque(
+            maxlen=max(1, min(LAST_STEPS, self.steps // 4))  # not those before it has learnt
+        )
         self.model = build_network(
             *(job.pretrained, job.task.family, config),
             machine=machine,

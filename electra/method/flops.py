@@ -94,7 +94,8 @@ def count_as_the_paper(objective: Objective, config: PretrainConfig) -> float:
     for network in objective.networks.values():
         if network.at == "first":
             continue  # the script leaves next-sentence prediction out
-        batch_size, steps = config.train.batch_size, config.train.steps * network.run
+        batch_size, share = config.train.batch_size, (network.run + network.trained) / 2
+        steps = config.train.steps * share  # a pass backward costs as much as one forward
         for encoder in network.encoders:
             total += count_training(
                 encoder.config,

@@ -111,6 +111,8 @@ def choose_positions(
     mask_prob: float,
     uniform_BL: Tensor,
     unit_BL: Tensor | None = None,
+    *,
+    cuts: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return k masked positions of each row, drawn uniformly without replacement.
 
@@ -125,6 +127,7 @@ def choose_positions(
         unit_BL: Number of the word or span of each position. Whole units are then drawn until k
             positions are masked. The unit that would exceed k is left out, unless it is the only
             unit.
+        cuts: Whether that unit is cut instead, so that its beginning is masked, as in SpanBERT.
 
     Returns:
         index_BS and chosen_BS of `Draw`.
@@ -136,10 +139,13 @@ def choose_positions(
     wanted_B = (mask_prob * real_BL.sum(dim=1)).round().clamp(min=1)
     count_B = torch.minimum(wanted_B, maskable_BL.sum(dim=1)).clamp(max=num_slots)
     order_BL = uniform_BL if unit_BL is None else uniform_BL.gather(1, unit_BL)
+    if cuts:  # what is left of the last unit is its beginning
+        place_L = torch.arange(order_BL.shape[1], device=order_BL.device)
+        order_BL = order_BL.double() + place_L * 2.0**-40
     index_BS = order_BL.masked_fill(~maskable_BL, 2.0).topk(num_slots, largest=False).indices
     slot_S = torch.arange(num_slots, device=maskable_BL.device)
     chosen_BS = slot_S < count_B[:, None]
-    if unit_BL is not None:
+    if unit_BL is not None and not cuts:
         size_BL = torch.zeros_like(unit_BL).scatter_add_(1, unit_BL, maskable_BL.long())
         unit_BS = unit_BL.gather(1, index_BS)
         is_same_BSS = (unit_BS[:, :, None] == unit_BS[:, None, :]) & chosen_BS[:, None, :]
@@ -223,7 +229,8 @@ class Masking(nn.Module):
             )
         else:
             index_BS, chosen_BS = choose_positions(
-                maskable_BL, real_BL, self.config.mask_prob, positions, unit_BL
+                *(maskable_BL, real_BL, self.config.mask_prob, positions, unit_BL),
+                cuts=self.config.mask_unit == "span",
             )
         shown_BS, random_BS, *samples = slots
         sample_BS = torch.stack(samples, dim=-1) if self.num_others else samples[0]

@@ -517,5 +517,5 @@ class FixedDistribution(nn.Module):
             threshold_BS = threshold_BS + is_behind_BS * prob_BS
         sampled_BS = torch.searchsorted(cumulative_V, threshold_BS, right=True).clamp_(max=last)
         nll_BS = -self.probs_V[targets_BS].clamp(min=math.exp(-100)).log().float()
-        correct_BS = self.probs_V[targets_BS] == self.probs_V.max()
+        correct_BS = targets_BS == self.probs_V.argmax()
         return Prediction((nll_BS * weights_BS).sum(), sampled_BS, correct_BS)

@@ -427,13 +427,22 @@ def _report(
     if samples:
         counts = count_tokens(shards).tolist()
         tokens = shards.tokenizer.tokens(range(len(counts)))
-        verdicts.append(describe_learnt(samples, dict(zip(tokens, counts, strict=True))))
+        frequency_of = {
+            token: count
+            for index, (token, count) in enumerate(zip(tokens, counts, strict=True))
+            if index not in shards.tokenizer.special_ids
+        }
+        verdicts.append(describe_learnt(samples, frequency_of))
     pairs = zip(finetunings[::2], finetunings[1::2], strict=True)
     print_lines([*verdicts, *(describe_gain(*pair) for pair in pairs)])
 
 
 def describe_learnt(samples: Sequence[Sentence], frequency_of: Mapping[str, float]) -> str:
-    """Return a sentence on the tokens that the discriminator trusts least, beside the rarest."""
+    """Return a sentence on the tokens that the discriminator trusts least, beside the rarest.
+
+    Tokens without a frequency, the special ones, are left out: they stand in every row.
+    """
+    samples = [[view for view in row if view.token in frequency_of] for row in samples]
     rarity = [
         [view._replace(prob_replaced=-frequency_of[view.token]) for view in row] for row in samples
     ]
@@ -449,18 +458,20 @@ def describe_learnt(samples: Sequence[Sentence], frequency_of: Mapping[str, floa
 def describe_gain(pretrained: Finetuning, scratch: Finetuning) -> str:
     """Return a sentence that compares two fine-tunings on one task.
 
-    A difference counts if it exceeds the two standard deviations together.
+    A difference counts if it exceeds the two standard deviations together; one seed has none.
     """
     gain = pretrained.median - scratch.median
-    spread = (pretrained.std or 0.0) + (scratch.std or 0.0)
-    if not pretrained.differs(scratch):
+    told = f"spread {(pretrained.std or 0.0) + (scratch.std or 0.0):.3f}"
+    if pretrained.std is None or scratch.std is None:
+        verdict, told = "cannot be judged by one seed", "no spread"
+    elif not pretrained.differs(scratch):
         verdict = "makes no difference beyond the spread of the seeds"
     else:
         verdict = "pays" if gain > 0 else "hurts"
     return (
         f"On {pretrained.task}, pre-training {verdict}: {pretrained.metric} "
         f"{pretrained.median:.3f} against {scratch.median:.3f} from scratch "
-        f"({gain:+.3f}, spread {spread:.3f})."
+        f"({gain:+.3f}, {told})."
     )
 
 

@@ -84,26 +84,26 @@ def draw_svg(panel: Panel, runs: Sequence[Run]) -> str:
     for colour, name in PAGE_COLOURS.items():
         svg = svg.replace(colour, f"var({name})")
     width, height = (round(72 * size, 1) for size in figure.get_size_inches())
-    label = html.escape(f"{panel.title} against {_amounts(runs)[0]}")
+    label = html.escape(f"{panel.title} against {_unit_of_x(runs)}")
     return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}">{svg.strip()}'
 
 
 def _draw(axes: Axes, panel: Panel, runs: Sequence[Run]) -> None:
     """Draw a panel: lines for training, circles for the held-out part."""
     keys: dict[str, Line2D] = {}
-    unit_of_x, amounts = _amounts(runs)
-    for run_number, (run, amount) in enumerate(zip(runs, amounts, strict=True)):
+    unit_of_x = _unit_of_x(runs)
+    for run_number, run in enumerate(runs):
         for number, metric in enumerate(panel.metrics):
             is_alone = len(runs) == 1
             colour = COLOURS[(number if is_alone else run_number) % len(COLOURS)]
             style: Literal["-", "--"] = "--" if number else "-"
-            if train := list(_points(without_scraps(run.train), metric, amount)):
+            if train := list(_points(run, without_scraps(run.train), metric, unit_of_x)):
                 axes.plot(*zip(*train, strict=True), style, color=colour, alpha=0.75)
                 name = metric if len(panel.metrics) > 1 else "training"
                 key = Line2D([], [], color=colour)
                 key.set_linestyle(style if is_alone else "-")
                 keys[name if is_alone else run.name] = key
-            if heldout := list(_points(run.heldout, metric, amount)):
+            if heldout := list(_points(run, run.heldout, metric, unit_of_x)):
                 joined = "None" if train else style
                 points = tuple(zip(*heldout, strict=True))
                 axes.plot(
@@ -144,20 +144,22 @@ def without_scraps(records: Sequence[MetricsRecord]) -> list[MetricsRecord]:
     ]
 
 
-def _amounts(runs: Sequence[Run]) -> tuple[str, list[float]]:
-    """Return the unit of the x axis, operations if the runs' steps differ in them, and a step."""
+def _unit_of_x(runs: Sequence[Run]) -> str:
+    """Return the unit of the x axis: operations, if the runs' steps differ in them."""
     last = [run.last_train for run in runs]
     flops = [each["flops"] / each["step"] if each.get("flops") else math.nan for each in last]
-    if math.isclose(min(flops), max(flops), rel_tol=1e-3) or any(map(math.isnan, flops)):
-        return "optimizer steps", [1] * len(runs)
-    return "true FLOPs", flops
+    is_one = math.isclose(min(flops), max(flops), rel_tol=1e-3) or any(map(math.isnan, flops))
+    return "optimizer steps" if is_one else "true FLOPs"
 
 
 def _points(
-    records: Sequence[MetricsRecord], metric: str, amount: float
+    run: Run, records: Sequence[MetricsRecord], metric: str, unit: str
 ) -> Iterator[tuple[float, float]]:
-    values = ((record["step"] * amount, record.get(metric)) for record in records)
-    return ((x, value) for x, value in values if value is not None and math.isfinite(value))
+    steps, flops = ([0, *(each.get(name, 0) for each in run.train)] for name in ("step", "flops"))
+    for record in records:
+        value, step = record.get(metric), record["step"]
+        if value is not None and math.isfinite(value):
+            yield step if unit == "optimizer steps" else np.interp(step, steps, flops), value
 
 
 def _limits(axes: Axes, panel: Panel) -> tuple[float, float]:

@@ -66,7 +66,8 @@ class Labelled(Family):
         """Return the metrics of what was decided; empty if the labels are unknown."""
         if rows.examples[0].label is None:
             return {}
-        return score(self.metrics, rows.targets["labels"].tolist(), decided)
+        labels = rows.targets["labels"].tolist()
+        return score(self.metrics, labels, decided, len(self.labels))
 
     def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
         """Return the mean cross-entropy, nats, or the mean squared error on [0, 1]."""
@@ -86,7 +87,7 @@ class Labelled(Family):
             return {}
         names = together.labels
         gold = [names.index(each) if names else float(each) for each in together.gold]
-        return score(self.metrics, gold, together.answers)
+        return score(self.metrics, gold, together.answers, len(names))
 
     def find_constant(self, train: Rows, dev: Rows) -> Constant:
         """Return loss and scores of always predicting train's most frequent label, or its mean."""

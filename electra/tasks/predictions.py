@@ -71,25 +71,28 @@ def average(predictions: Sequence[Predictions]) -> Predictions:
 
 
 def score(
-    metrics: Iterable[str], gold: Sequence[float], predicted: Sequence[float]
+    metrics: Iterable[str], gold: Sequence[float], predicted: Sequence[float], num_labels: int = 2
 ) -> dict[str, float]:
     """Return each metric's score by its name, as fractions.
 
     Correlations, of which mcc is Matthews', are 0 if one side is constant or not finite. f1 is that
-    of label 1 if only 0 and 1 occur, else the mean over labels.
+    of label 1 of two labels, else the mean over the labels in `gold`.
     """
-    return {metric: _score(metric, gold, predicted) for metric in metrics}
+    return {metric: _score(metric, gold, predicted, num_labels) for metric in metrics}
 
 
-def _score(metric: str, gold: Sequence[float], predicted: Sequence[float]) -> float:
+def _score(
+    metric: str, gold: Sequence[float], predicted: Sequence[float], num_labels: int = 2
+) -> float:
     """Return one score; scikit-learn and scipy are imported at the first."""
     if metric in ("accuracy", "f1"):
         from sklearn.metrics import accuracy_score, f1_score
 
         if metric == "accuracy":
             return float(accuracy_score(gold, predicted))
-        average = "binary" if set(gold) | set(predicted) <= {0, 1} else "macro"
-        return float(f1_score(gold, predicted, average=average, zero_division=0.0))
+        scored, average = ([1], "binary") if num_labels == 2 else (sorted(set(gold)), "macro")
+        how: Any = {"labels": scored, "average": average, "zero_division": 0.0}
+        return float(f1_score(gold, predicted, **how))
     if len(set(gold)) == 1 or len(set(predicted)) == 1 or not np.isfinite(predicted).all():
         return 0.0
     if metric == "mcc":
