@@ -5,6 +5,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from decimal import Decimal
 from operator import attrgetter
 from pathlib import Path
@@ -125,11 +126,17 @@ def setting_name(assignment: str) -> str:
     return assignment.partition("=")[0].strip()
 
 
-def override(config: ConfigType, assignments: Iterable[str]) -> ConfigType:
+def override(
+    config: ConfigType,
+    assignments: Iterable[str],
+    file: Mapping[str, Any] | None = None,
+    path: Path = Path(),
+) -> ConfigType:
     """Return the config with all `section.field=value` assignments applied together.
 
     The type of a field determines how the value is read. Unknown names, names that are given twice,
-    wrong types and values that contradict each other are refused.
+    wrong types and values that contradict each other are refused. The assignments come after the
+    values of a `file`, by dotted name, which is read from `path`.
     """
     values: dict[str, Any] = {}
     for assignment in assignments:
@@ -139,18 +146,23 @@ def override(config: ConfigType, assignments: Iterable[str]) -> ConfigType:
         require(bool(equals), f"--set takes section.field=value, not {assignment!r}")
         require(name not in values, f"{name} is set twice: {values.get(name)} and {text}")
         values[name] = text
+    try:
+        with tell_place(path):
+            config = _replace(config, file or {})
+    except UserError:
+        with suppress(UserError):  # the assignments may mend what the file alone contradicts
+            return _replace(config, {**(file or {}), **values})
+        raise
     return _replace(config, values)
 
 
-def override_from_toml(config: ConfigType, path: Path) -> ConfigType:
-    """Return the config with the values of a TOML file, whose tables are sections, applied."""
-    return override_values(config, dict(flatten(parse_toml(path))), path)
-
-
-def override_values(config: ConfigType, values: Mapping[str, Any], path: Path) -> ConfigType:
-    """Return the config with the values of a file, by dotted name, applied."""
-    with tell_place(path):
-        return _replace(config, values)
+def override_from_toml(
+    config: ConfigType, path: Path | None, assignments: Iterable[str] = ()
+) -> ConfigType:
+    """Return the config with a TOML file, whose tables are sections, and then assignments."""
+    if path is None:
+        return override(config, assignments)
+    return override(config, assignments, dict(flatten(parse_toml(path))), path)
 
 
 def parse_toml(path: Path) -> dict[str, Any]:

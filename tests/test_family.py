@@ -104,7 +104,7 @@ CASES = {
         *(Classification(("accuracy", "mcc"), ("other", "woman")), draw_label, ("text", "label")),
         {"text": "x"},
         [
-            ({"txt": "x"}, "no 'text', which must be text; did you mean 'txt'?"),
+            ({"txt": "x"}, "no 'text', which must be text; it has 'txt'"),
             ({}, "no 'text', which must be text"),
             ({"text": None}, "'text' is None; it must be text"),
             ("x", "'x' must be a dictionary of fields"),
@@ -117,7 +117,7 @@ CASES = {
         Classification(("spearman", "pearson"), label_range=(0.0, 5.0), has_pairs=True),
         *(draw_number, ("sentence1", "sentence2", "score")),
         {"text_a": "x", "text_b": "y"},
-        [({"text_a": "x", "text": "y"}, "no 'text_b', which must be text; did you mean")],
+        [({"text_a": "x", "text": "y"}, "no 'text_b', which must be text; it has 'text_a'")],
         {"prediction"},
         *({"epochs": 15, "pooling": "mean"}, 300, 0.9),
         Example(GIANT, GIANT, 0),

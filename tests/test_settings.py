@@ -214,6 +214,17 @@ def test_a_warm_up_as_long_as_the_run_is_refused():
             require_schedule(override(TINY, changes))
 
 
+def test_assignments_come_after_a_file_and_may_mend_it(tmp_path):
+    path = tmp_path / "own.toml"
+    path.write_text('epochs = 4\nown = {kind = "choice"}\n')
+    found = override_from_toml(FINETUNE, path, ["own.choices=a,b"])
+    assert (found.epochs, found.own.kind, found.own.choices) == (4, "choice", "a,b")
+    assert override_from_toml(FINETUNE, path, ["own.kind=regression"]).own.kind == "regression"
+    refuse("own.toml: own.kind choice needs own.choices", override_from_toml, FINETUNE, path)
+    path.write_text("epoch = 4\n")
+    refuse("own.toml: unknown field 'epoch'", override_from_toml, FINETUNE, path, ["epochs=3"])
+
+
 @pytest.mark.parametrize("value", [" ", "\t", ";"])
 def test_white_space_alone_is_a_value(value):
     assert override(FINETUNE, [f"own.separator={value}"]).own.separator == value

@@ -77,7 +77,7 @@ def finetune(
     preset = finetune_preset(read_sizes(start))
     if grid:  # it compares seeds as they are drawn
         preset = dataclasses.replace(preset, reseeds=0)
-    combinations = combine(resolve(preset, config, ()), set_, grid)  # without a grid it is one
+    combinations = combine(resolve(preset, config, set_), set_, grid)  # without a grid it is one
     settings = next(iter(combinations.values()))
     refuse_existing(out)
     require_seeds(seeds)

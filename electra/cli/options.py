@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from electra import files
 from electra.errors import require
 from electra.presets import PRESETS, RECIPES
-from electra.settings import flatten, override, override_from_toml, to_dict
+from electra.settings import flatten, override_from_toml, to_dict
 from electra.terminal.printing import print_plan
 from electra.text.streams import is_url
 
@@ -75,9 +75,7 @@ ConfigType = TypeVar("ConfigType")
 
 def resolve(settings: ConfigType, toml: Path | None, assignments: Sequence[str]) -> ConfigType:
     """Return the settings with those of --config, then those of --set."""
-    if toml is not None:
-        settings = override_from_toml(settings, toml)
-    return override(settings, assignments)
+    return override_from_toml(settings, toml, assignments)
 
 
 def repeat(

@@ -359,7 +359,9 @@ def import_(
     if found.num_spare:
         print_note(f"{found.num_spare:,} rows of the embeddings have no token, and are kept")
     following = command("finetune", out, "--task", "own", "--data", "FOLDER", "--out", "results")
-    if extend or positions:  # the new rows are to be trained first
+    if found.networks.keys() == {"generator"}:
+        following = command("fill", out / "generator", "a gap: [MASK]")
+    elif extend or positions:  # the new rows are to be trained first
         following = command("prepare", "TEXT", "--tokenizer", out, "--out", "shards")
     loaded = f"{found.num_loaded:,} of {found.num_tensors:,}"
     print_done(f"wrote {out}: loaded {loaded} tensors", following)

@@ -185,10 +185,14 @@ def write_onnx(
 
 
 def compare_shapes(path: Path, graph: Graph) -> float:
-    """Return the greatest difference from the network, over NUM_SHAPES shapes with padding."""
+    """Return the greatest difference from the network, over NUM_SHAPES shapes with padding.
+
+    That of a number, whose unit may be any, is a share of it.
+    """
     worst = np.float32(0)
     for ours, theirs in _run_both(path, graph, _draw_rows(graph)):
-        worst = np.maximum(worst, np.abs(ours - theirs).max())
+        unit = np.abs(theirs).max() if graph.is_number else 1
+        worst = np.maximum(worst, np.abs(ours - theirs).max() / unit)
     return float(worst)
 
 

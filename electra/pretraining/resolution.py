@@ -10,7 +10,7 @@ from pathlib import Path
 from electra.config import PretrainConfig, longest_warmup, require_schedule, tell_unread
 from electra.errors import require_choice
 from electra.presets import PRESETS, RECIPES
-from electra.settings import flatten, override, override_values, parse_toml, setting_name
+from electra.settings import flatten, override, parse_toml, setting_name
 
 GENTLER = 6
 """The preset's learning rate divided by that of a continued model: at a higher one more is lost of
@@ -48,11 +48,9 @@ def resolve(
     settings = RECIPES[recipe][preset] if recipe else PRESETS[preset]
     full_rate = settings.optimizer.learning_rate
     given = {setting_name(each) for each in assignments}
-    if toml is not None:
-        values = dict(flatten(parse_toml(toml)))  # read once: it may be a pipe
-        settings = override_values(settings, values, toml)
-        given.update(values)
-    settings = override(settings, assignments)
+    values = dict(flatten(parse_toml(toml))) if toml else {}  # read once: it may be a pipe
+    settings = override(settings, assignments, values, toml or Path())
+    given.update(values)
     for sentence in tell_unread(settings, given):
         note(sentence)
     if run is not None and (run / "config.json").exists():

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from electra.config import EncoderConfig, FinetuneConfig
-from electra.errors import did_you_mean, require
+from electra.errors import require
 from electra.tasks.rows import Outputs, Rows, TaskBatch
 from electra.text.streams import STDIN
 from electra.text.tables import TableFile, format_of, read_text_lines, stem_of
@@ -66,8 +66,8 @@ class Record:
         """Return a field of a kind in KINDS; refuse a missing field and any other value."""
         rule = rule or KINDS[kind]
         if name not in self.fields:
-            near = did_you_mean(name, map(str, self.fields)) if self.fields else ""
-            self.require(False, f"no {name!r}, which must be {rule}{near}")
+            has = f"; it has {', '.join(map(repr, self.fields))}" if self.fields else ""
+            self.require(False, f"no {name!r}, which must be {rule}{has[:200]}")
         value = self.fields[name]
         fits = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
         self.require(fits, f"{name!r} is {reprlib.repr(value)}; it must be {rule}")

@@ -452,11 +452,14 @@ class Tagging(Labelled):
         )
         if is_plain(path) and not columns:
             lines = [line.split() for line in read_plain(path)]
-            last_words = {words[-1] for words in lines}
+            word, tag = [*trained, "last"][:2]
+            place = int(tag) - 1 if tag.isdecimal() else -1
+            rows = [words for words in lines if words[0] != "#" and len(words) > place]
+            tags = {words[place] for words in rows}
             require(
-                not (last_words <= set(self.labels) and any(map(str.isalnum, last_words))),
-                f"{path}: every line ends with a tag, as in a file of columns; if it is one, say "
-                "which column is the word's: --columns 1",
+                not (tags <= set(self.labels) and any(map(str.isalnum, tags))),
+                f"{path}: every line has a tag, as in a file of columns; if it is one, say which "
+                f"column is the word's: --columns {word if word.isdecimal() else 1}",
             )
             return [{"tokens": words} for words in lines]
         require_format(path, FORMATS)
