@@ -81,7 +81,7 @@ def test_what_does_not_fit_the_start_or_the_task_is_refused(pretrained, data):
     small = dataclasses.replace(pretrained, kept=kept)
     usual = override(FINETUNE_PRESETS["small"], ["features.layers=4"])
     assert fit_to_start(usual, small, task, from_scratch=False).layer_lr_decay == 1
-    choice = Task("swag", MultipleChoice(4), {})
+    choice = Task("swag", MultipleChoice(4), {"train": []})
     for setting, asked, from_scratch, message in (
         ("features.layers=4", task, False, "features.layers 4 is more than the 2 layers of"),
         ("reset_layers=3", task, False, "reset_layers 3 is more than the 2 layers of"),

@@ -125,7 +125,7 @@ def test_lines_of_one_file_are_asked_for_their_punctuation(capsys, tmp_path):
     assert re.search(r"the discriminator trusts least, the generator had replaced \d+;", printed)
     assert re.search(r"vocabulary 100% .* read; finding the tokens\n", err)
     assert "# Counting which tokens stand together" in err
-    assert re.search(r"On punctuation, pre-training (pays|hurts|makes no difference)", printed)
+    assert re.search(r"On punctuation, pre-training cannot be judged by one seed", printed)
 
 
 def test_what_cannot_be_a_quickstart_leaves_nothing(capsys, texts, tmp_path, monkeypatch):

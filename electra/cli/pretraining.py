@@ -348,16 +348,14 @@ def import_(
         for role, sizes in found.networks.items()
     ]
     print_table(rows, ("network", "layers", "hidden", "embedding", "tokens"))
-    if found.left_over:
-        named = ", ".join(found.left_over[:5])
-        more = len(found.left_over) - 5
-        print_note(f"left over: {named}" + (f" and {more:,} more" if more > 0 else ""))
-    if found.num_new:
-        print_note(
-            f"{found.num_new:,} new tokens begin as the mean of the pieces that they replace"
-        )
-    if found.num_spare:
-        print_note(f"{found.num_spare:,} rows of the embeddings have no token, and are kept")
+    named, more = ", ".join(found.left_over[:5]), len(found.left_over) - 5
+    for number, told in (
+        (len(found.left_over), f"left over: {named}" + (f" and {more:,} more" if more > 0 else "")),
+        (new := found.num_new, f"{new:,} new tokens begin as the mean of what they replace"),
+        (spare := found.num_spare, f"{spare:,} rows of the embeddings have no token, and are kept"),
+    ):
+        if number:
+            print_note(told)
     following = command("finetune", out, "--task", "own", "--data", "FOLDER", "--out", "results")
     if found.networks.keys() == {"generator"}:
         following = command("fill", out / "generator", "a gap: [MASK]")
