@@ -244,8 +244,13 @@ class _Capture:
             # NCCL's watchdog queries events in a thread of its own, which a global capture forbids.
             mode = "thread_local" if self.step.machine.num_ranks > 1 else "global"
             pool, stream = self.step.pool, self.step.stream
-            with torch.cuda.graph(self.graph, pool, stream, capture_error_mode=mode):
-                self.outcome = self.step.compute(self.batch)
+            try:
+                with torch.cuda.graph(self.graph, pool, stream, capture_error_mode=mode):
+                    self.outcome = self.step.compute(self.batch)
+            except RuntimeError as error:  # after which the device's state is unknown
+                reason = " ".join(str(error).split())[:200]
+                without = "the same command with --set train.cuda_graph=false goes on without it"
+                raise UserError(f"the step is not captured: {reason}; {without}") from error
         self.graph.replay()
         return self.outcome
 

@@ -270,8 +270,10 @@ def find_finetunings(run: Path, step: int) -> list[Path]:
             continue
         begun_with = Path(str(results.get("source")))
         started = source.fullmatch(begun_with.name)
-        other = begun_with.with_name(run.resolve().name)  # another run of the name, if it is there
-        if not started or "best" in results or (other.exists() and not other.samefile(run)):
+        if not started or "best" in results:
+            continue
+        other = begun_with.with_name(run.resolve().name)
+        if other.exists() and not other.samefile(run):  # another run of the name
             continue
         if results.get("from_scratch") or int(started[1]) == step:
             found.append(path.parent)
