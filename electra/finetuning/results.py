@@ -53,8 +53,8 @@ def begin_shared_folder(
     the folder stays, and another call with the same settings continues there.
     """
     incomplete = out.with_name(out.name + ".incomplete")
-    require(
-        settings == from_rank_0(settings),
+    require(  # a machine of one of several processes is that of a combination of a grid
+        machine.num_ranks == 1 or settings == from_rank_0(settings),
         f"process {machine.rank} read other weights or data than process 0; run the command again",
     )
     begun = _begin_folder(out, settings, machine, notes)
