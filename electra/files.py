@@ -1,5 +1,6 @@
 """Files and folders, complete or absent; hashes against damage, locks; JSON, protocol buffers."""
 
+import errno
 import hashlib
 import json
 import math
@@ -61,6 +62,15 @@ def new_file(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             incomplete.unlink()
         raise
+
+
+def copy_folder(source: Path, target: Path, **options: Any) -> None:
+    """Copy a folder as shutil.copytree, whose list of failures becomes the first as an OSError."""
+    try:
+        shutil.copytree(source, target, **options)
+    except shutil.Error as error:
+        _, path, reason = error.args[0][0]
+        raise OSError(errno.EIO, reason, path) from None
 
 
 def flush_file(path: Path) -> None:

@@ -146,13 +146,14 @@ def override(
         require(bool(equals), f"--set takes section.field=value, not {assignment!r}")
         require(name not in values, f"{name} is set twice: {values.get(name)} and {text}")
         values[name] = text
-    try:
-        with tell_place(path):
-            config = _replace(config, file or {})
-    except UserError:
-        with suppress(UserError):  # the assignments may mend what the file alone contradicts
-            return _replace(config, {**(file or {}), **values})
-        raise
+    if file:
+        try:
+            with tell_place(path):
+                config = _replace(config, file)
+        except UserError:
+            with suppress(UserError):  # the assignments may mend what the file alone contradicts
+                return _replace(config, {**file, **values})
+            raise
     return _replace(config, values)
 
 

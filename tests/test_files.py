@@ -8,7 +8,7 @@ import pytest
 from refusals import refuse
 
 from electra.errors import UserError
-from electra.files import new_folder, parse_object, read_object, write_json
+from electra.files import copy_folder, new_folder, parse_object, read_object, write_json
 
 DAMAGED = {
     "[" * 100_000: "JSON that is nested too deeply",
@@ -66,6 +66,14 @@ def test_what_was_written_stays_if_its_name_was_taken(tmp_path):
     with pytest.raises(OSError, match="not empty"):
         write()
     assert (tmp_path / "out.incomplete/work").read_text() == "of hours"
+
+
+def test_what_cannot_be_copied_is_one_error(tmp_path):
+    (tmp_path / "from").mkdir()
+    (tmp_path / "from/link").symlink_to("nowhere")
+    with pytest.raises(OSError, match="No such file") as refusal:
+        copy_folder(tmp_path / "from", tmp_path / "to")
+    assert refusal.value.filename == str(tmp_path / "to/link")
 
 
 def test_a_second_writer_neither_clears_nor_replaces(tmp_path):

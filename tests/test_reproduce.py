@@ -813,6 +813,16 @@ def test_the_interval_is_students():
     assert estimate([3.0]).half_width is None
 
 
+def test_intervals_of_a_noisy_row_seldom_exclude_zero_without_a_gain():
+    """A row of twice the noise of the five others, three seeds, 1,000 draws."""
+    generator, noise = np.random.default_rng(1), np.array([2, 1, 1, 1, 1, 1])[:, None]
+    excluded = 0
+    for _ in range(1000):
+        own, base, *others = [dict(enumerate(row)) for row in noise * generator.normal(size=(6, 3))]
+        excluded += estimate_gain(own, base, others).excludes_zero
+    assert excluded < 90
+
+
 def test_the_interval_of_a_gain_pools_the_rows_noise():
     generator = np.random.default_rng(3)
     scores = 75 + generator.normal(size=(4, 3))

@@ -9,7 +9,6 @@ program that SIGPIPE ended.
 import errno
 import os
 import re
-import shutil
 import signal
 import sys
 import warnings
@@ -239,8 +238,6 @@ def _print_warnings_as_notes() -> None:
 
 def _describe_refusal(error: Exception) -> str:
     """Return what the system refused, with the path where there is one; of a bug, nothing."""
-    if isinstance(error, shutil.Error):  # of copytree: each file that could not be copied
-        return ": ".join(error.args[0][0][1:])
     if isinstance(error, OSError) and error.filename is not None:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     if isinstance(error, OSError) and error.errno in NO_ROOM:

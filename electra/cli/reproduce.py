@@ -1,5 +1,6 @@
 """All steps at once: quickstart, and reproduce for the paper's tables or a suite of your own."""
 
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -164,7 +165,8 @@ def reproduce(
     session = Session(setup, out, earlier, jobs, engine, share)
     if dry_run:
         return _print_session(session)
-    own_command = command(*_without_jobs(sys.argv[1:]))
+    # --jobs 0 computes nothing of what the command of the results repeats.
+    own_command = re.sub(" --jobs[= ]0(?= |$)", "", command(*sys.argv[1:]))
     cells = session.write(own_command) if len(session.left) < len(session.plan.runs) else []
     if session.left and session.jobs:
         with Progress(f"reproducing {path.stem}", unit="TFLOP") as progress:
@@ -178,14 +180,6 @@ def reproduce(
     print_done(
         f"wrote {out}: README.md, index.html, table.tex, figure.png, figure.svg, results.json"
     )
-
-
-def _without_jobs(words: list[str]) -> list[str]:
-    """Return the words of the command that computes what --jobs 0 only writes."""
-    for place, word in enumerate(words):
-        if word == "--jobs=0" or words[place : place + 2] == ["--jobs", "0"]:
-            return words[:place] + words[place + (1 if "=" in word else 2) :]
-    return words
 
 
 def _print_suites() -> None:

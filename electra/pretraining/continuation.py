@@ -14,7 +14,7 @@ from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
 from electra.config import NOT_SIZES, SIZES_OF_GENERATOR, PretrainConfig
 from electra.errors import UserError, command, require
-from electra.files import new_folder, write_json, write_text
+from electra.files import copy_folder, new_folder, write_json, write_text
 from electra.pretraining.acceleration import Ranking, recorded_ranking
 from electra.pretraining.evaluation import DOMAINS_FILE
 from electra.settings import flatten, override, to_dict
@@ -148,7 +148,7 @@ def write_branch(trunk: Path, checkpoint: Path | None, out: Path, config: Pretra
     """Write the folder of a run that goes on from a checkpoint of another, or begins as it did."""
     last = step_of(checkpoint) if checkpoint else 0
     with new_folder(out) as folder:
-        shutil.copytree(trunk / "tokenizer", folder / "tokenizer")
+        copy_folder(trunk / "tokenizer", folder / "tokenizer")
         manifest = read_manifest(trunk)
         if checkpoint:
             manifest["branched_from"] = {"run": trunk.name, "step": last}
@@ -159,7 +159,7 @@ def write_branch(trunk: Path, checkpoint: Path | None, out: Path, config: Pretra
         records = [each for each in read_metrics(trunk / "metrics.jsonl") if each["step"] <= last]
         write_text(folder / "metrics.jsonl", "".join(json.dumps(r) + "\n" for r in records))
         if checkpoint:
-            shutil.copytree(checkpoint, folder / "checkpoints" / checkpoint.name)
+            copy_folder(checkpoint, folder / "checkpoints" / checkpoint.name)
             if (trunk / DOMAINS_FILE).is_file():  # the rows of its losses stay the same
                 shutil.copyfile(trunk / DOMAINS_FILE, folder / DOMAINS_FILE)
 

@@ -8,7 +8,6 @@ weights are equal bit for bit.
 import dataclasses
 import gc
 import math
-import shutil
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -234,9 +233,7 @@ def _writing(run: Path) -> Iterator[None]:
     except BrokenPipeError:  # the reader of the standard output has gone; no file has failed
         raise
     except OSError as error:
-        # copytree names every file that could not be copied
-        first = error.args[0][0][1:] if isinstance(error, shutil.Error) else ()
-        what = ": ".join(first) or f"{error.filename or run}: {error.strerror or error}"
+        what = f"{error.filename or run}: {error.strerror or error}"
         if (run / "config.json").exists():
             what += "; checkpoints written before are whole: "
             what += command("pretrain", "--resume", run)

@@ -161,8 +161,7 @@ def _config(record: Record) -> PretrainConfig:
 CONFIDENCE = 0.95
 POOLING_LEVEL = 0.25
 """Of the F test that finds a row noisier than the rest. A stricter one overlooks it at three seeds:
-of the intervals of a row of twice the noise and without a gain, 11 to 12% excluded 0 at 5% divided
-by the number of rows."""
+too many intervals of noisy rows without a gain then exclude 0."""
 
 
 class Interval(NamedTuple):

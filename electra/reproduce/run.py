@@ -19,7 +19,7 @@ import torch
 
 from electra.checkpoints.manifest import LOCK
 from electra.errors import UserError, did_you_mean, require, require_choice
-from electra.files import hold, new_folder, sha256_file
+from electra.files import copy_folder, hold, new_folder, sha256_file
 from electra.finetuning.grid import search
 from electra.finetuning.loop import finetune
 from electra.finetuning.loop import ignore as pass_over
@@ -321,7 +321,7 @@ def compute_run(setup: Setup, run: PlannedRun) -> None:
     if run.twin and not folder.exists():
         with new_folder(folder) as copy:
             ignored = shutil.ignore_patterns("finetune-*", LOCK)
-            shutil.copytree(setup.runs / run.twin, copy, ignore=ignored, dirs_exist_ok=True)
+            copy_folder(setup.runs / run.twin, copy, ignore=ignored, dirs_exist_ok=True)
     if run.trunk and not folder.exists():
         branch(setup.runs / run.trunk, folder, run.config)
     if not setup.is_pretrained(run):
