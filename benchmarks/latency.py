@@ -71,7 +71,7 @@ def build(folder: Path, sizes: EncoderConfig, tokenizer: Tokenizer, threads: int
     encoder = Encoder(sizes, layer=fused).eval()
     init_weights(encoder, 0.05, rng)
     weight = torch.randn(len(CLASSES), sizes.hidden_size, generator=rng)
-    classifier = ClassifierHead(sizes.hidden_size, len(CLASSES), 0.0, "cls")
+    classifier = ClassifierHead(sizes, len(CLASSES), 0.0, "cls")
     with torch.no_grad():
         classifier.dense.weight.copy_(weight)
         classifier.dense.bias.zero_()

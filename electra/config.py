@@ -413,6 +413,8 @@ class MethodConfig(Settings):
     section = "method."
     needs = (
         Needs("mode=reference", "mask_unit=token"),
+        Needs("mode=reference", "objective=rtd|mlm", "the released code has no other"),
+        Needs("mode=reference", "scheme=joint", "the released code has no other"),
         Needs("generator_steps", "scheme=two_stage"),
         Needs("scheme=two_stage", "sharing=none", "it freezes one network and trains the other"),
         Needs("scheme=adversarial", "sharing!=all", "its two networks have opposite losses"),

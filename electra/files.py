@@ -101,10 +101,8 @@ def check_hashes(folder: Path) -> None:
     for name, digest in hashes.items():
         file = folder / name
         require(file.is_file(), f"{file} is missing, but {path} names it; {advice}")
-        require(
-            sha256_file(file) == digest,
-            f"{file} is damaged: it does not match its sha256 in {path}; {advice}",
-        )
+        if sha256_file(file) != digest:
+            raise UserError(f"{file} is damaged: it does not match its sha256 in {path}; {advice}")
 
 
 def sha256_file(path: Path) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from electra.checkpoints.checkpoint import find_checkpoint, run_of
 from electra.checkpoints.folder import is_finetuned, is_huggingface, read_finetuned, read_sizes
-from electra.errors import require, require_choice
+from electra.errors import UserError, require, require_choice
 from electra.finetuning.loop import finetune as run_finetune
 from electra.finetuning.loop import ignore
 from electra.inference.ask import Candidate, load_asked
@@ -327,10 +327,8 @@ def check_export(
         form != "gguf" or not (is_tuned or is_onnx),
         "gguf is one file with an encoder: of a run, without the head of a fine-tuning or ONNX",
     )
-    require(
-        is_tuned or seed is None,
-        f"a seed is for a folder of `electra finetune`, which {run} is not",
-    )
+    if seed is not None and not is_tuned:
+        raise UserError(f"a seed is for a folder of `electra finetune`, which {run} is not")
 
 
 def _list(texts: Sequence[Any]) -> list[Any]:

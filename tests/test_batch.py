@@ -1,9 +1,9 @@
-"""Rows of any lengths: padded, batched by length, and their results put back in order."""
+"""Rows of any lengths: padded, and batched by length."""
 
 import pytest
 import torch
 
-from electra.model.batch import pad_rows, run_by_length, split_by_length
+from electra.model.batch import pad_rows, split_by_length
 
 
 def test_padded_rows_are_real_at_their_tokens_only():
@@ -25,16 +25,3 @@ def test_padded_rows_are_real_at_their_tokens_only():
 )
 def test_rows_of_like_length_stand_together_the_longest_first(max_rows, max_tokens, batches):
     assert list(split_by_length([4, 7, 0, 6, 4], max_rows, max_tokens)) == batches
-
-
-def test_results_are_in_the_order_of_the_rows():
-    rows, done = ["bb", "dddd", "a", "ccc"], []
-    found = run_by_length(
-        [len(row) for row in rows],
-        lambda numbers: (rows[number].upper() for number in numbers),
-        max_rows=3,
-        progress=lambda *counts: done.append(counts),
-    )
-    assert found == ["BB", "DDDD", "A", "CCC"]
-    assert done == [(3, 4), (4, 4)]
-    assert run_by_length([], lambda numbers: numbers, max_rows=3) == []

@@ -145,7 +145,7 @@ def test_sentence_transformers_embeds_up_to_a_layer(modern, toy_text, tmp_path, 
     chosen = choose_layer(encoder, pairs)
     assert [each.layer for each in chosen.scores] == [1, 2, 3, 1, 2, 3]
     # The embeddings of another layer: as if it had been the best.
-    monkeypatch.setattr(similarity, "score_spearman", favour(layer))
+    monkeypatch.setattr(similarity, "score", favour(layer))
     chosen = choose_layer(encoder, pairs)
     assert (chosen.layer, chosen.pooling) == (layer, "mean")
     assert export(modern / "run", tmp_path / "st", similarity=chosen) == "ModernBertModel"
@@ -168,7 +168,7 @@ def test_sentence_transformers_embeds_up_to_a_layer(modern, toy_text, tmp_path, 
 def favour(layer):
     """Scores of which that of one layer is the best."""
     calls = itertools.count()
-    return lambda gold, cosines: 1.0 if next(calls) == layer - 1 else 0.0
+    return lambda names, gold, cosines: {"spearman": float(next(calls) == layer - 1)}
 
 
 def assert_same(found, expected):

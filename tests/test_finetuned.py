@@ -346,7 +346,7 @@ def test_long_texts_are_cut_and_counted_and_progress_is_told(runs, tmp_path):
 REFUSED = [
     ("texts", "a.tsv", "texts\tid\nx\t1\n", [], "a.tsv: no column 'text'; its columns are texts, "),
     ("texts", "a.jsonl", "", [], "a.jsonl is empty: it must have at least one row"),
-    ("texts", "a.txt", " \n", [], "a.txt is empty: it must have at least one line of text"),
+    ("texts", "a.txt", " \n", [], "a.txt holds no line of text"),
     ("texts", "a.md", "x", [], "a.md must be .txt, .tsv, "),
     ("texts", "a.tsv", "a\nx\n", ["a", "b"], "--columns must name 1, as text, not a, b"),
     ("texts", "a.txt", "x\n", ["text"], "a.txt is plain text, a text a line; text must be columns"),

@@ -370,7 +370,7 @@ def test_labels_stand_inside_however_many_digits_the_ticks_have(run_folder):
 def test_a_new_metric_is_one_record(run, run_folder, tmp_path, monkeypatch, capsys, open_terminal):
     """Display, log, report and card read the glossary."""
     new = glossary.Metric(
-        "luck", "share", ".2f", "What chance gave.", ("good", "luck", 4), "generator", "Fortune",
+        "luck", "What chance gave.", "share", ".2f", ("good", "luck", 4), "generator", "Fortune",
         heldout=True, summary=True,
     )  # fmt: skip
     monkeypatch.setitem(glossary.GLOSSARY, "luck", new)

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,6 +7,7 @@ import torch.nn.functional as F
 
 from electra.model.heads import BEAM_SIZE, BeamSpanHead, SpanHead, answer_positions, span_loss
 from electra.model.initialisation import draw_glorot
+from electra.presets import PRESETS
 
 HIDDEN = 24
 
@@ -131,7 +133,7 @@ def test_beam_head_never_holds_all_pairs():
 
 def test_plain_head_answers_in_the_text_or_at_cls():
     states, types = torch.randn(1, 14, HIDDEN), segments((5, 9, 0))
-    head = SpanHead(HIDDEN)
+    head = SpanHead(replace(PRESETS["small"].model, hidden_size=HIDDEN))
     outputs, logits = head(states, types), head.dense(states)
     places = {"start": torch.tensor([7]), "end": torch.tensor([8])}
     by_hand = 0.0
@@ -143,9 +145,8 @@ def test_plain_head_answers_in_the_text_or_at_cls():
     torch.testing.assert_close(span_loss(outputs, places), by_hand.squeeze())
 
 
-@pytest.mark.parametrize("kind", [SpanHead, BeamSpanHead])
-def test_span_heads_are_drawn_as_the_released_code_does(kind):
-    head = kind(256)
+@pytest.mark.parametrize("head", [SpanHead(PRESETS["small"].model), BeamSpanHead(256)])
+def test_span_heads_are_drawn_as_the_released_code_does(head):
     draw_glorot(head, torch.Generator().manual_seed(0))
     for name, weight in head.named_parameters():
         if name.endswith("weight"):

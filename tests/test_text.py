@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from refusals import refuse
 from tasks import write_parquet
 
+from electra.config import TextConfig
 from electra.text import documents as documents_module
 from electra.text import sources as sources_module
 from electra.text.documents import Reader, break_words
@@ -29,7 +30,7 @@ DOCUMENTS = [
 
 
 def read(path, border="blank", text_field="text"):
-    reader = Reader(border=border, text_field=text_field)
+    reader = Reader(settings=TextConfig(text_field=text_field), border=border)
     return list(reader.read([path])), reader.counts
 
 

@@ -16,7 +16,7 @@ from languages import TEXTS
 from refusals import refuse
 from tasks import write_files, write_parquet
 
-from electra.config import PrepareConfig, TokenizerConfig
+from electra.config import PrepareConfig, TextConfig, TokenizerConfig
 from electra.errors import UserError
 from electra.shards.prepare import prepare
 from electra.shards.store import open_shards
@@ -28,10 +28,10 @@ ROWS = [("1", 'said "no", twice'), ("2", "two\nlines"), ("3", "naïve 中文")]
 DOCUMENTS = [['said "no", twice'], ["two", "lines"], ["naïve 中文"]]
 
 
-def read(*names, **more):
-    looks = {name: more[name] for name in ("encoding", "text_field", "form") if name in more}
-    sources = find_sources([str(name) for name in names], **looks)
-    reader = Reader(**more)
+def read(*names, border="blank", **settings):
+    settings = TextConfig(**settings)
+    sources = find_sources([str(name) for name in names], settings)
+    reader = Reader(settings=settings, border=border)
     return list(reader.read(sources.files)), reader.counts
 
 
@@ -302,10 +302,17 @@ def test_encodings_named_and_detected(tmp_path, language):
         if name == "utf-16-le":  # without a mark, only its name tells it
             continue
         assert read(path, encoding="detect")[0] == expected, name
-        found = find_sources([str(path), str(tmp_path / "plain.txt")], "detect")
+        found = find_sources(
+            [str(path), str(tmp_path / "plain.txt")], TextConfig(encoding="detect")
+        )
         assert [each.name for each, _ in found.encodings] == [path.name]
         assert f"{path} (" in name_first("detected", found.encodings)
-    refuse("encoding must be utf-8, detect or a name", find_sources, [str(path)], "klingon")
+    refuse(
+        "encoding must be utf-8, detect or a name",
+        find_sources,
+        [str(path)],
+        TextConfig(encoding="klingon"),
+    )
 
 
 def test_what_an_encoding_cannot_hold_is_counted(tmp_path):
@@ -363,7 +370,7 @@ def test_hostile_bytes_are_read_or_refused_in_a_line(
 ):
     path = tmp_path_factory.getbasetemp() / f"wiki_00{suffix}"
     path.write_bytes(b"text\n" + data)
-    reader = Reader(encoding=encoding)
+    reader = Reader(settings=TextConfig(encoding=encoding))
     try:
         documents = list(reader.read([path]))
     except UserError:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from electra.cli.options import DryRun, Words, print_dry_run, refuse_file
-from electra.errors import count_of, import_extra, require
+from electra.errors import UserError, count_of, import_extra, require
 from electra.files import write_json
 from electra.terminal.live import Progress
 from electra.terminal.printing import print_done, print_lines, print_note, print_table, print_words
@@ -267,10 +267,8 @@ def embed(
     from electra.inference.network import load_encoder
     from electra.text.tables import read_texts
 
-    require(
-        unit == "text" or pooling == "mean",
-        f"--pooling {pooling} is for --unit text: a {unit} has no [CLS]",
-    )
+    if unit != "text" and pooling != "mean":
+        raise UserError(f"--pooling {pooling} is for --unit text: a {unit} has no [CLS]")
     refuse_file(out, FORMATS)
     if out.suffix.lower() == ".parquet":
         import_extra("pyarrow", "parquet", f"writing {out}")

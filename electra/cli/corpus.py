@@ -21,7 +21,7 @@ from electra.cli.options import (
     settings_of,
 )
 from electra.config import PrepareConfig, TextConfig, TokenizerConfig
-from electra.errors import command, count_of, require
+from electra.errors import UserError, command, count_of, require
 from electra.files import read_text
 from electra.reports.glossary import format_count
 from electra.terminal.live import Progress
@@ -74,7 +74,7 @@ def tokenizer(
         ids: Of sequences that are no text: the number of ids, or a file with a name for each id a
             line. `electra prepare` then reads lists of these ids. Takes no text.
     """
-    from electra.text.documents import make_reader
+    from electra.text.documents import Reader
     from electra.tokenizing.extend import extend as extend_tokenizer
     from electra.tokenizing.tokenizer import Tokenizer
 
@@ -89,14 +89,12 @@ def tokenizer(
         )
         return _declare(ids, out, dry_run)
     for name in ("kind", "lowercase", "strip_accents", "split_ideographs") if old else ():
-        require(
-            getattr(settings, name) == getattr(TokenizerConfig(), name),
-            f"{name} is that of the old vocabulary, {extend}; leave it out",
-        )
+        if getattr(settings, name) != getattr(TokenizerConfig(), name):
+            raise UserError(f"{name} is that of the old vocabulary, {extend}; leave it out")
     files = find_text(text, settings)
     if dry_run:
         return print_dry_run(settings, f"read {_describe(files)} and write the tokenizer {out}")
-    reader = make_reader(settings)
+    reader = Reader(settings=settings)
     counts = reader.counts
     sample: list[str] = []
     with Progress("vocabulary", unit="characters") as progress:
@@ -325,7 +323,7 @@ def inspect(
         report_text,
     )
     from electra.shards.store import open_shards
-    from electra.text.documents import make_reader
+    from electra.text.documents import Reader
     from electra.tokenizing.tokenizer import Tokenizer
 
     folder = locate(folder)
@@ -345,7 +343,7 @@ def inspect(
         return print_sections(describe_shards(shards, found))
     loaded = Tokenizer.load(folder / "tokenizer" if is_shards else folder)
     settings = resolve(TokenizerConfig(), None, set_)
-    reader = make_reader(settings)
+    reader = Reader(settings=settings)
     documents = reader.read(find_text(text, settings))
     report = report_text(loaded, (line for document in documents for line in document))
     if json:
@@ -357,7 +355,7 @@ def find_text(text: Sequence[str], settings: TextConfig) -> Sequence[Path]:
     """Return the files to read, and tell what is passed over and what is waited for."""
     from electra.text.sources import find_sources, name_first, name_passed_over
 
-    sources = find_sources(text, settings.encoding, settings.text_field, settings.form)
+    sources = find_sources(text, settings)
     if sources.encodings:
         print_note(name_first("encodings detected", sources.encodings))
     if sources.passed_over:

@@ -159,8 +159,10 @@ def _run(given: Sequence[str]) -> int:
         print_error(_name_missing(error) + _hint_at_dash(words))
         return 2
     except CoercionError as error:
-        is_time = error.target_type is timedelta and error.token is not None
-        print_error(_name_time(error) if is_time else _in_one_line(error))
+        message = _in_one_line(error)
+        if error.target_type is timedelta and (token := error.token):
+            message = f"{token.keyword} takes a time such as 90m or 3h, not {token.value!r}"
+        print_error(message)
         return 2
     except CycloptsError as error:
         is_unknown = isinstance(error, UnknownOptionError)
@@ -190,11 +192,6 @@ def _run(given: Sequence[str]) -> int:
 
 def _in_one_line(error: CycloptsError) -> str:
     return " ".join(str(error).split())
-
-
-def _name_time(error: CoercionError) -> str:
-    assert error.token is not None
-    return f"{error.token.keyword} takes a time such as 90m or 3h, not {error.token.value!r}"
 
 
 def _name_missing(error: MissingArgumentError) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from electra.checkpoints.folder import SavedModel
 from electra.config import FinetuneConfig
-from electra.errors import require
+from electra.errors import UserError, require
 from electra.files import sha256_file
 from electra.presets import finetune_preset
 from electra.settings import to_dict
@@ -71,10 +71,8 @@ def fit_to_start(
 ) -> FinetuneConfig:
     """Return the config with unset values taken from the encoder and the task; refuse misfits."""
     count, num_train = config.train_examples, len(task.examples["train"])
-    require(
-        count <= num_train,
-        f"train_examples {count} is more than the {num_train} that {task.name} has",
-    )
+    if count > num_train:
+        raise UserError(f"train_examples {count} is more than the {num_train} that {task.name} has")
     source, layers, reset = pretrained.source, config.features.layers, config.reset_layers
     longest, most = pretrained.sequence_length, pretrained.encoder.num_hidden_layers
     length = config.sequence_length or min(task.family.longest_row, longest)

@@ -126,9 +126,7 @@ def _read_split(folder: Path, split: str, num_items: Mapping[str, int]) -> Predi
     path = folder / predictions_name(split)
     read = read_predictions(path)
     count = len(read.gold)
-    require(
-        count == num_items[split],
-        f"{path} has {count} answers; its test set has {num_items[split]} rows",
-    )
+    if count != num_items[split]:
+        raise UserError(f"{path} has {count} answers; its test set has {num_items[split]} rows")
     require(bool(np.isfinite(read.values).all()), f"{path} has answers that are not numbers")
     return read

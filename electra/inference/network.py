@@ -17,13 +17,14 @@ from electra.checkpoints.checkpoint import load_parameters
 from electra.checkpoints.folder import SavedModel, SavedNetwork, read_model
 from electra.config import EncoderConfig
 from electra.errors import require
-from electra.model.batch import Result, pad_rows, run_by_length
+from electra.model.batch import pad_rows, split_by_length
 from electra.model.encoder import Encoder, choose_layers
 from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine, prepare_machine
 
 Row = TypeVar("Row")
+Result = TypeVar("Result")
 BATCH_TOKENS = 4096
 """Positions of a batch, padding included."""
 
@@ -81,13 +82,13 @@ class LoadedEncoder:
         A row is ids without special tokens, or what `length` gives the number of ids of. `progress`
         is called with the number of rows done and of all rows.
         """
-        return run_by_length(
-            [length(row) + 2 for row in rows],
-            lambda numbers: answer([rows[number] for number in numbers]),
-            max_rows=BATCH_TOKENS,
-            max_tokens=BATCH_TOKENS,
-            progress=progress,
-        )
+        answers: dict[int, Result] = {}
+        lengths = [length(row) + 2 for row in rows]
+        for numbers in split_by_length(lengths, BATCH_TOKENS, BATCH_TOKENS):
+            batch = [rows[number] for number in numbers]
+            answers.update(zip(numbers, answer(batch), strict=True))
+            progress(len(answers), len(rows))
+        return [answers[number] for number in range(len(rows))]
 
     def run_pieces(
         self,

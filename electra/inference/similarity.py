@@ -20,7 +20,7 @@ from electra.inference.embed import Pooling
 from electra.inference.network import LoadedEncoder, require_numbers
 from electra.interop.sentence_transformers import LayerScore, Similarity
 from electra.tasks.family import find_split
-from electra.tasks.predictions import score_spearman
+from electra.tasks.predictions import score
 from electra.text.tables import read_table
 
 COLUMNS = ("sentence1", "sentence2", "score")
@@ -81,9 +81,8 @@ def choose_layer(
         for layer, states_NH in enumerate(states_KNH, start=1):
             units_NH = states_NH / np.linalg.norm(states_NH, axis=1, keepdims=True)
             cosines = (units_NH[first] * units_NH[second]).sum(axis=1)
-            scores.append(
-                LayerScore(layer, pooling, score_spearman(pairs.scores, cosines.tolist()))
-            )
+            found = score(["spearman"], pairs.scores, cosines.tolist())
+            scores.append(LayerScore(layer, pooling, found["spearman"]))
     best = max(scores, key=lambda each: each.spearman)
     return Similarity(
         best.layer,

@@ -101,8 +101,7 @@ def _describe_machines(sessions: Sequence[Mapping[str, Any]]) -> Facts:
     def tell(key: str) -> str:
         return ", ".join(dict.fromkeys(str(each[key]) for each in sessions if each.get(key)))
 
-    names = (("device", "device"), ("dtype", "dtype"), ("electra", "electra"), ("commit", "commit"))
-    return [(name, tell(key)) for name, key in names if tell(key)]
+    return [(key, tell(key)) for key in ("device", "dtype", "electra", "commit") if tell(key)]
 
 
 def write_card(

@@ -344,16 +344,12 @@ def _write_form(folder: Path, outgoing: Outgoing, form: Form) -> str:
     """Write network and tokenizer, and return its class, or its graph in llama.cpp."""
     if form == "gguf":
         return write_gguf(folder / GGUF_FILE, outgoing.network, outgoing.tokenizer, outgoing.length)
-    _write_tokenizer(folder, outgoing)
-    return write_network(folder, outgoing, form)
-
-
-def _write_tokenizer(folder: Path, outgoing: Outgoing) -> None:
     tokenizer, length = outgoing.tokenizer, outgoing.length
     has_segments = "token_type_ids" in list_inputs(outgoing.network.sizes, outgoing.module)
     tokenizer.write(folder, max_length=length, has_segments=has_segments)
     names = zip(KNOWN_NAMES, tokenizer.special_tokens, strict=True)
     write_json(folder / "special_tokens_map.json", {f"{role}_token": each for role, each in names})
+    return write_network(folder, outgoing, form)
 
 
 def _sign(folder: Path, source: str) -> None:

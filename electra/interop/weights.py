@@ -93,10 +93,8 @@ def read_source(path: Path) -> Source:
     is_ours = not {"train", "task"}.isdisjoint(values)  # a run's settings, or a fine-tuning's
     require(not is_ours, f"{path} is electra's own and needs no import: every command reads it")
     kind, (*first, last) = values.get("model_type"), ARCHITECTURES
-    require(
-        str(kind) in ARCHITECTURES,
-        f"{config}: model_type must be {', '.join(first)} or {last}, not {kind!r}",
-    )
+    if str(kind) not in ARCHITECTURES:
+        raise UserError(f"{config}: model_type must be {', '.join(first)} or {last}, not {kind!r}")
     left = {}
 
     def take(weights: Weights, before: str = "") -> Weights:

@@ -36,8 +36,6 @@ from electra.model.masked_lm import states_at
 class CocoLM(ReplacedTokenDetection):
     """RTD, corrective language modelling and sequence contrast, trained with the generator."""
 
-    in_released_code = False
-
     def __init__(self, parts: Parts):
         super().__init__(parts)
         method, sizes = parts.config.method, parts.config.model

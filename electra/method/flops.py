@@ -16,9 +16,12 @@ Source: section 3.1 and flops_computation.py.
 from itertools import product
 from typing import NamedTuple
 
+from torch import nn
+
 from electra.config import EncoderConfig, PretrainConfig
 from electra.method.masking import crop_length
 from electra.method.objective import Objective
+from electra.model.heads import GeneratorHead
 
 FORWARD_AND_BACKWARD = 3
 DROPOUT, NORM, ACTIVATION, SOFTMAX = 4, 5, 8, 5
@@ -59,9 +62,17 @@ def count_parts(objective: Objective, length: int) -> list[Part]:
             for name, flops in encoder.count_flops(each, network.first_layer).items():
                 counts[name] = counts.get(name, 0) + flops * each / length
         head = "softmax" if network.predicts in ("tokens", "next") else "head"
-        counts[head] = shares[network.at] * network.head.flops
+        counts[head] = shares[network.at] * _count_head(network.head)
         parts += [Part(f"{role}: {name}", flops, passes) for name, flops in counts.items()]
     return parts
+
+
+def _count_head(head: nn.Module) -> float:
+    """Return the operations per position of a head: of its layers, and of a tied softmax."""
+    products = sum(each.weight.numel() for each in head.modules() if isinstance(each, nn.Linear))
+    if isinstance(head, GeneratorHead):
+        products += head.dense.out_features * len(head.bias)
+    return 2.0 * products
 
 
 def count_true(objective: Objective, length: int) -> float:

@@ -35,8 +35,6 @@ class MaskedLanguageModelling(Objective):
     2019, section 3.1; google-research/bert run_pretraining.py.
     """
 
-    in_released_code = True
-
     def __init__(self, parts: Parts):
         super().__init__(parts)
         self.mlm = parts.masked_lm()

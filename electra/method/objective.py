@@ -9,7 +9,7 @@ Shape suffixes: B rows, L positions, V vocabulary.
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import reduce
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -85,7 +85,6 @@ class Objective(nn.Module):
         stages: First step of each stage. Each stage has a learning rate schedule.
         is_resting: Whether the current stage trains the generator alone (`rest_until`).
         share_awake: Share of the run's steps that train the network that pre-training returns.
-        in_released_code: Whether the released code has the objective (method.mode=reference).
     """
 
     loss_weights: dict[str, float]
@@ -93,7 +92,6 @@ class Objective(nn.Module):
     stages: tuple[int, ...] = (0,)
     is_resting = False
     share_awake = 1.0
-    in_released_code: ClassVar[bool] = False
 
     def __init__(self, parts: "Parts"):
         super().__init__()

@@ -5,7 +5,6 @@ from importlib import import_module
 import torch
 
 from electra.config import OBJECTIVES, SCHEMES, PretrainConfig
-from electra.errors import require
 from electra.method.masking import Vocabulary
 from electra.method.objective import Objective, Parts
 from electra.model.initialisation import without_weights
@@ -20,11 +19,6 @@ def build_objective(parts: Parts) -> Objective:
         place = "schemes:Separate"
     module, _, class_name = place.partition(":")
     objective: type[Objective] = getattr(import_module(f"electra.method.{module}"), class_name)
-    require(
-        method.mode == "paper" or objective.in_released_code,
-        f"method.mode reference: the released code has no {name if scheme == 'joint' else scheme}; "
-        "choose rtd or mlm, trained jointly",
-    )
     model = objective(parts)
     if parts.config.second_stage:
         model.rest_until(parts.config.second_stage, parts.config.train.steps)

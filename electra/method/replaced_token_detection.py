@@ -42,8 +42,6 @@ from electra.model.heads import DiscriminatorHead
 class ReplacedTokenDetection(Objective):
     """The RTD objective: generator and discriminator, trained jointly."""
 
-    in_released_code = True
-
     def __init__(self, parts: Parts):
         super().__init__(parts)
         # Registered first: checkpoints save the shared embedding block under the first name.
@@ -129,8 +127,6 @@ class ReplacedTokenDetection(Objective):
 
 class MaskedOnly(ReplacedTokenDetection):
     """ELECTRA 15%: RTD with L_Disc over the masked positions only. Source: section 3.5."""
-
-    in_released_code = False
 
     prior_prob = 0.5  # 1 would be exact before training, but its log-odds are infinite
 

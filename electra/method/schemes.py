@@ -38,8 +38,6 @@ class TwoStage(ReplacedTokenDetection):
     Source: section 3.2.
     """
 
-    in_released_code = False
-
     def __init__(self, parts: Parts):
         super().__init__(parts)
         self.is_trained = bool(parts.config.train.init_from)
@@ -75,8 +73,6 @@ class Separate(ReplacedTokenDetection):
 
     Source: DeBERTaV3, section 3.2, and decoupled_training of its released code.
     """
-
-    in_released_code = False
 
     def forward(
         self,
@@ -117,8 +113,6 @@ class Adversarial(ReplacedTokenDetection):
 
     Source: appendix F.
     """
-
-    in_released_code = False
 
     def __init__(self, parts: Parts):
         super().__init__(parts)

@@ -36,8 +36,6 @@ NUM_OTHERS = 4
 class Teams(ReplacedTokenDetection):
     """RTD and multi-word selection, trained jointly with the generator."""
 
-    in_released_code = False
-
     def __init__(self, parts: Parts):
         super().__init__(parts)
         self.masking.num_others = NUM_OTHERS

@@ -3,14 +3,12 @@
 Shape suffixes: B rows, L positions.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-
-Result = TypeVar("Result")
 
 
 class Batch(NamedTuple):
@@ -100,23 +98,3 @@ def split_by_length(
             size = max(1, min(size, max_tokens // max(1, lengths[numbers[start]])))
         yield numbers[start : start + size]
         start += size
-
-
-def run_by_length(
-    lengths: Sequence[int],
-    run: Callable[[list[int]], Iterable[Result]],
-    *,
-    max_rows: int,
-    max_tokens: int | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Result]:
-    """Return what `run` returns for each row, in the order of the rows, computed by length.
-
-    `run` is given the numbers of the rows of a batch, as of `split_by_length`. `progress` is called
-    with the number of rows done and of all rows.
-    """
-    results: dict[int, Result] = {}
-    for numbers in split_by_length(lengths, max_rows, max_tokens):
-        results.update(zip(numbers, run(numbers), strict=True))
-        progress(len(results), len(lengths))
-    return [results[number] for number in range(len(lengths))]

@@ -275,9 +275,7 @@ def choose_layers(
         return TritonPostNormLayer
     can_fuse = device.type == "cpu" and not is_plain
     place = "a compiled step or a divided model" if is_plain else f"device {device.type}"
-    require(
-        can_fuse or setting != "fused",
-        f"layers fused: they are for a CPU, not for {place}; use plain or auto",
-    )
+    if setting == "fused" and not can_fuse:
+        raise UserError(f"layers fused: they are for a CPU, not for {place}; use plain or auto")
     body = BODIES[architecture]
     return body.fused if can_fuse and setting != "plain" else body.layer

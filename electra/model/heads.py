@@ -60,12 +60,6 @@ class GeneratorHead(PredictionHead):
         super().__init__(config, num_towers * config.hidden_size, config.embedding_size)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
-    @property
-    def flops(self) -> float:
-        """Operations per position of the forward pass, product with the token table included."""
-        size = self.dense.out_features
-        return 2 * size * (self.dense.in_features + len(self.bias))
-
 
 class SelectionHead(PredictionHead):
     """Which of some tokens stood at a position: float32 logits.
@@ -75,11 +69,6 @@ class SelectionHead(PredictionHead):
 
     def __init__(self, config: EncoderConfig):
         super().__init__(config, out_size=config.embedding_size)
-
-    @property
-    def flops(self) -> float:
-        """Operations per position of the forward pass, the few products with tokens left out."""
-        return 2 * self.dense.weight.numel()
 
     def select(self, hidden: Tensor, embedded: Tensor) -> Tensor:
         """Map states (..., H) and the embeddings of K tokens each (..., K, E) to (..., K)."""
@@ -97,11 +86,6 @@ class NextSentenceHead(nn.Module):
         super().__init__()
         self.pooler = Linear(config.hidden_size, config.hidden_size)
         self.dense = Linear(config.hidden_size, 2)
-
-    @property
-    def flops(self) -> float:
-        """Operations per row of the forward pass."""
-        return 2 * self.pooler.in_features * (self.pooler.out_features + 2)
 
     def forward(self, first_BH: Tensor) -> Tensor:
         """Map the states of [CLS] (B, H) to logits (B, 2)."""
@@ -122,11 +106,6 @@ class DiscriminatorHead(nn.Module):
         self.dense = Linear(config.hidden_size, config.hidden_size)
         self.dense_prediction = Linear(config.hidden_size, 1)
 
-    @property
-    def flops(self) -> float:
-        """Operations per position of the forward pass."""
-        return 2 * self.dense.in_features * (self.dense.out_features + 1)
-
     def forward(self, hidden_BLH: Tensor) -> Tensor:
         """Map hidden states (B, L, H) to logits (B, L)."""
         if self.norm is not None:
@@ -135,7 +114,7 @@ class DiscriminatorHead(nn.Module):
         return self.dense_prediction(inner_BLH).squeeze(-1)
 
 
-def build_inner(config: EncoderConfig) -> nn.Module:
+def _build_inner(config: EncoderConfig) -> nn.Module:
     """Return what stands before the last layer of a head that transformers has: ELECTRA nothing."""
     return PredictionHead(config) if config.architecture == "modernbert" else nn.Identity()
 
@@ -149,27 +128,25 @@ class ClassifierHead(nn.Module):
     epochs.
 
     Args:
-        hidden_size: H.
+        config: Sizes of the encoder.
         num_classes: C; 1 for a regression.
         dropout_prob: Dropout on the state.
         pooling: Which state of the row; none: those of all tokens, as tagging_tasks.py has it,
             without dropout.
-        inner: From `build_inner`; None: nothing.
     """
 
     def __init__(
         self,
-        hidden_size: int,
+        config: EncoderConfig,
         num_classes: int,
         dropout_prob: float,
         pooling: Literal["cls", "mean", "none"],
-        inner: nn.Module | None = None,
     ):
         super().__init__()
         self.pooling = pooling
-        self.inner = inner or nn.Identity()
+        self.inner = _build_inner(config)
         self.dropout = Dropout(dropout_prob)
-        self.dense = Linear(hidden_size, num_classes)
+        self.dense = Linear(config.hidden_size, num_classes)
 
     def forward(self, hidden_BLH: Tensor, attention_mask_BL: Tensor | None) -> Tensor:
         """Return logits (B, C), or (B, L, C); the mask is False at padding, None without any."""
@@ -227,10 +204,10 @@ class SpanHead(nn.Module):
     Source: BERT; transformers' ElectraForQuestionAnswering calls the layer `qa_outputs`.
     """
 
-    def __init__(self, hidden_size: int, inner: nn.Module | None = None):
+    def __init__(self, config: EncoderConfig):
         super().__init__()
-        self.inner = inner or nn.Identity()
-        self.dense = Linear(hidden_size, 2)
+        self.inner = _build_inner(config)
+        self.dense = Linear(config.hidden_size, 2)
 
     def forward(self, states_BLH: Tensor, token_type_ids_BL: Tensor) -> dict[str, Tensor]:
         """Return `start_logits` and `end_logits`, (B, L) float32."""

@@ -469,15 +469,8 @@ class TwoTowers(nn.Module):
             is_border_BK1 = (numbers_BL[:, 1:] != numbers_BL[:, :-1])[:, :, None]
             earlier_BKH = earlier_BKH.masked_fill(is_border_BK1, 0.0)
             later_BKH = later_BKH.masked_fill(is_border_BK1, 0.0)
-        return self.head(
-            torch.cat(
-                [
-                    nn.functional.pad(earlier_BKH, (0, 0, 1, 0)),
-                    nn.functional.pad(later_BKH, (0, 0, 0, 1)),
-                ],
-                dim=-1,
-            )
-        )
+        padded = F.pad(earlier_BKH, (0, 0, 1, 0)), F.pad(later_BKH, (0, 0, 0, 1))
+        return self.head(torch.cat(padded, dim=-1))
 
 
 class FixedDistribution(nn.Module):

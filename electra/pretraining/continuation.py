@@ -84,10 +84,8 @@ def settle(
     # Of method.generator_steps 0 is half of the steps; what counts is below.
     refused = [name for name in changed if name not in {*MAY_CHANGE, "method.generator_steps"}]
     is_longer = wanted.train.steps > begun.train.steps
-    require(
-        not (is_longer and begun.optimizer.cooldown_steps),
-        f"{run} cools down at its end; make the run longer that it branches from",
-    )
+    if is_longer and begun.optimizer.cooldown_steps:
+        raise UserError(f"{run} cools down at its end; make the run longer that it branches from")
     if refused or wanted.train.steps < begun.train.steps:
         named = refused or ["train.steps"]
         differs = ", ".join(f"{name}={before[name]}, not {after[name]}" for name in named[:5])
@@ -178,10 +176,8 @@ def plan_cooldown(start: Path, length: int | timedelta) -> tuple[Path, PretrainC
     """
     run, (step, checkpoint) = run_of(start), find_checkpoint(start)
     begun = read_run_config(run)
-    require(
-        not begun.optimizer.cooldown_steps,
-        f"{run} cools down already: name the run that it branches from",
-    )
+    if begun.optimizer.cooldown_steps:
+        raise UserError(f"{run} cools down already: name the run that it branches from")
     first = begun.second_stage + begun.optimizer.warmup_steps
     require(
         first <= step < begun.train.steps,

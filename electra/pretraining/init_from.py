@@ -198,10 +198,8 @@ def read_masked_lm(
     other = read_pretrained(Path(folder))
     if other.masked_lm is None:
         raise UserError(f"{setting} {folder} has no masked language model")
-    require(
-        other.tokenizer.digest == tokenizer.digest,
-        f"{setting} {folder} has another vocabulary than {owner}",
-    )
+    if other.tokenizer.digest != tokenizer.digest:
+        raise UserError(f"{setting} {folder} has another vocabulary than {owner}")
     return other.masked_lm
 
 

@@ -83,9 +83,9 @@ def harvest(max_chars: float = math.inf) -> Iterator[Docstring]:
                 break
 
 
-def write_jsonl(docstrings: Iterable[Docstring], path: Path) -> None:
-    """Write documentation as a .jsonl file for `prepare`, one record per line."""
-    lines = (json.dumps(each._asdict(), ensure_ascii=False) + "\n" for each in docstrings)
+def write_jsonl(records: Iterable[NamedTuple], path: Path) -> None:
+    """Write records as a .jsonl file, one a line."""
+    lines = (json.dumps(each._asdict(), ensure_ascii=False) + "\n" for each in records)
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(lines)
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 import multiprocessing
 import os
 import time
@@ -119,7 +118,7 @@ def _find_corpus(
     """Make the folder; return the files of the corpus, and a question where a text is from."""
     docstrings: list[Docstring] = []
     if text:
-        sources = find_sources(text)
+        sources = find_sources(text, config.prepare)
         if sources.passed_over:
             print_note(name_passed_over(sources.passed_over))
         corpus, what, question = list(text), "files", _ask_about_files(sources.files, config)
@@ -181,7 +180,7 @@ def _ask_about_files(files: Sequence[Path], config: QuickstartConfig) -> Package
 
 
 def _stream_lines(files: Sequence[Path], config: PrepareConfig) -> Iterator[str]:
-    for document in Reader(border=config.border, text_field=config.text_field).read(files):
+    for document in Reader(settings=config, border=config.border).read(files):
         yield from document
 
 
@@ -199,7 +198,7 @@ def _train_tokenizer(corpus: Sequence[str], out: Path, config: QuickstartConfig)
     if (out / "tokenizer").exists():
         return Tokenizer.load(out / "tokenizer")
     with Progress("vocabulary", unit="lines") as progress:
-        lines = _stream_lines(find_sources(corpus).files, config.prepare)
+        lines = _stream_lines(find_sources(corpus, config.prepare).files, config.prepare)
         tokenizer = Tokenizer.train(_show_count(lines, progress), config.tokenizer)
     tokenizer.save(out / "tokenizer")
     return tokenizer
@@ -236,8 +235,7 @@ def _write_questions(
         folder.mkdir(exist_ok=True)
         train, dev = question.train[: config.num_labelled], question.test[: config.num_asked]
         for name, part in (("train", train), ("dev", dev)):
-            lines = [json.dumps(each._asdict(), ensure_ascii=False) + "\n" for each in part]
-            (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+            write_jsonl(part, folder / f"{name}.jsonl")
     marks = punctuation_question(shards, config.num_passages, config.num_asked, config.prepare.seed)
     if marks:
         tasks["punctuation"] = "tagging"

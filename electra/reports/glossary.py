@@ -10,12 +10,12 @@ class Metric(NamedTuple):
     """Description of one key of metrics.jsonl. A new metric is a record here, and nothing else."""
 
     label: str
-    unit: str
-    """Unit of the axis; empty for a pure number."""
-    spec: str
-    """Format specification of a value."""
     meaning: str
     """Explanation for a newcomer, in the report's glossary."""
+    unit: str = "nats"
+    """Unit of the axis; empty for a pure number."""
+    spec: str = ".3f"
+    """Format specification of a value."""
     column: tuple[str, str, int] | None = None
     """Its column in log lines: the two lines of the header, and the width in characters."""
     network: Literal["", "generator", "discriminator", "encoder", "text"] = ""
@@ -31,8 +31,6 @@ class Metric(NamedTuple):
 GLOSSARY: dict[str, Metric] = {
     "mlm_loss": Metric(
         "generator's loss",
-        "nats",
-        ".3f",
         "Cross-entropy of the generator on the masked tokens: minus the logarithm of the "
         "probability of the original token, on average. Uniform guessing among V tokens costs "
         "log(V), about 10.3 for V = 30,522. A loss lower by 0.69 means that the original token is "
@@ -45,11 +43,10 @@ GLOSSARY: dict[str, Metric] = {
     ),
     "mlm_accuracy": Metric(
         "generator's accuracy",
-        "share",
-        ".3f",
         "Share of the masked tokens for which the generator's most probable token is the original "
         "one. BERT's MLM shows one masked token in ten unchanged, and a network that copies it is "
         "right there: its accuracy is up to 0.1 higher than that of an equally good generator.",
+        unit="share",
         column=("mlm", "acc", 5),
         network="generator",
         panel="Generator's accuracy",
@@ -58,12 +55,11 @@ GLOSSARY: dict[str, Metric] = {
     ),
     "sampled_accuracy": Metric(
         "sampled accuracy",
-        "share",
-        ".3f",
         "Share of the masked tokens for which the generator's sample is the original token. The "
         "generator samples from its probabilities instead of taking the most probable token, so "
         "this is lower than mlm_accuracy. A sample that equals the original token counts as "
         "original, not as replaced.",
+        unit="share",
         column=("drawn", "acc", 5),
         network="generator",
         panel="Generator's accuracy",
@@ -71,11 +67,10 @@ GLOSSARY: dict[str, Metric] = {
     ),
     "replaced_rate": Metric(
         "replaced rate",
-        "share",
-        ".3f",
         "Share of all tokens that differ from the original text: the masked tokens without those "
         "whose sample equals the original. The rate falls as the generator improves, and the "
         "discriminator's task gets harder.",
+        unit="share",
         column=("repl", "rate", 5),
         network="text",
         panel="Replaced rate",
@@ -83,12 +78,11 @@ GLOSSARY: dict[str, Metric] = {
     ),
     "disc_loss": Metric(
         "discriminator's loss",
-        "nats",
-        ".4f",
         "Cross-entropy of the discriminator over all tokens, each either replaced or original. The "
         "value alone says little, because few tokens are replaced. Compare it with "
         "constant_disc_loss: a lower disc_loss means that the discriminator has learnt something, "
         "an equal one that the discriminator has learnt nothing.",
+        spec=".4f",
         column=("disc", "loss", 6),
         network="discriminator",
         panel="Discriminator's loss",
@@ -97,10 +91,9 @@ GLOSSARY: dict[str, Metric] = {
     ),
     "constant_disc_loss": Metric(
         "constant predictor's loss",
-        "nats",
-        ".4f",
         "Loss of the best predictor that ignores the text: the predicted probability of every "
         "token is the replaced rate. A useful discriminator has a lower disc_loss.",
+        spec=".4f",
         column=("const", "loss", 6),
         network="discriminator",
         panel="Discriminator's loss",
@@ -109,11 +102,10 @@ GLOSSARY: dict[str, Metric] = {
     ),
     "disc_auc": Metric(
         "discriminator's AUC",
-        "",
-        ".3f",
         "Area under the ROC curve: the probability that the discriminator gives a random replaced "
         "token a higher score than a random original token. 0.5 is chance, 1 is perfect. Unlike "
         "disc_loss, the AUC does not depend on the replaced rate.",
+        unit="",
         column=("disc", "auc", 5),
         network="discriminator",
         panel="Discriminator's AUC",
@@ -122,43 +114,37 @@ GLOSSARY: dict[str, Metric] = {
     ),
     "old_disc_loss": Metric(
         "discriminator's loss, old text",
-        "nats",
-        ".4f",
         "In continued pre-training: disc_loss on held-out rows of the text that the first weights "
         "were trained on. The replaced tokens of these rows stay the same throughout the run, so a "
         "rise means that the discriminator has become worse there.",
+        spec=".4f",
         network="discriminator",
         panel="Discriminator on old and new text",
         heldout=True,
     ),
     "new_disc_loss": Metric(
         "discriminator's loss, new text",
-        "nats",
-        ".4f",
         "In continued pre-training: the same on held-out rows of the new text, where it should "
         "fall.",
+        spec=".4f",
         network="discriminator",
         panel="Discriminator on old and new text",
         heldout=True,
     ),
     "old_disc_auc": Metric(
-        "discriminator's AUC, old text", "", ".3f", "The AUC on the same rows as old_disc_loss."
+        "discriminator's AUC, old text", "The AUC on the same rows as old_disc_loss.", unit=""
     ),
     "new_disc_auc": Metric(
-        "discriminator's AUC, new text", "", ".3f", "The AUC on the same rows as new_disc_loss."
+        "discriminator's AUC, new text", "The AUC on the same rows as new_disc_loss.", unit=""
     ),
     "old_loss": Metric(
         "total loss, old text",
-        "nats",
-        ".3f",
         "In continued pre-training by another objective than RTD: the loss on the text that the "
         "first weights were trained on.",
         heldout=True,
     ),
     "restore_loss": Metric(
         "restoring loss",
-        "nats",
-        ".3f",
         "For the objectives between MLM and RTD: cross-entropy of the encoder on the original "
         "tokens, given the text with the generator's samples. replace_mlm predicts the masked "
         "positions only. all_tokens_mlm predicts all positions, most of which only need copying. "
@@ -170,17 +156,14 @@ GLOSSARY: dict[str, Metric] = {
     ),
     "restore_accuracy": Metric(
         "restoring accuracy",
-        "share",
-        ".3f",
         "Share of the masked positions for which the encoder's most probable token is the original "
         "one.",
+        unit="share",
         network="encoder",
         heldout=True,
     ),
     "nsp_loss": Metric(
         "next sentence's loss",
-        "nats",
-        ".3f",
         "For mlm with examples.next_sentence: cross-entropy of whether the second segment follows "
         "the first, which it does in half of the rows. Guessing costs log(2), 0.693.",
         network="encoder",
@@ -190,17 +173,14 @@ GLOSSARY: dict[str, Metric] = {
     ),
     "nsp_accuracy": Metric(
         "next sentence's accuracy",
-        "share",
-        ".3f",
         "For mlm with examples.next_sentence: share of the rows of which it is told right whether "
         "the second segment follows the first; chance is 0.5.",
+        unit="share",
         network="encoder",
         heldout=True,
     ),
     "lm_loss": Metric(
         "next token's loss",
-        "nats",
-        ".3f",
         "For causal_lm: cross-entropy of the encoder on each token, given those before it. It sees "
         "one side only, so the value is not comparable with mlm_loss.",
         network="encoder",
@@ -210,16 +190,13 @@ GLOSSARY: dict[str, Metric] = {
     ),
     "lm_accuracy": Metric(
         "next token's accuracy",
-        "share",
-        ".3f",
         "For causal_lm: share of the tokens that are the most probable ones after those before.",
+        unit="share",
         network="encoder",
         heldout=True,
     ),
     "selection_loss": Metric(
         "selection loss",
-        "nats",
-        ".3f",
         "For teams: cross-entropy of the choice of the original among five tokens that the "
         "generator holds likely, at each masked position. Guessing costs log(5), 1.609.",
         network="discriminator",
@@ -229,17 +206,14 @@ GLOSSARY: dict[str, Metric] = {
     ),
     "selection_accuracy": Metric(
         "selection accuracy",
-        "share",
-        ".3f",
         "For teams: share of the masked positions at which the original is chosen; chance is 0.2.",
+        unit="share",
         network="discriminator",
         panel="Selection accuracy",
         heldout=True,
     ),
     "corrective_loss": Metric(
         "corrective loss",
-        "nats",
-        ".3f",
         "For cocolm: cross-entropy of the original tokens at the masked positions, by copying the "
         "generator's sample or by a softmax of the discriminator's own.",
         network="discriminator",
@@ -249,8 +223,6 @@ GLOSSARY: dict[str, Metric] = {
     ),
     "contrast_loss": Metric(
         "contrast loss",
-        "nats",
-        ".3f",
         "For cocolm: cross-entropy of finding a row's crop among the crops and corrupted rows of a "
         "step. Of n rows guessing costs log(2n - 1), and the least is log(1 + 2(n - 1) exp(-2)).",
         network="discriminator",
@@ -259,31 +231,26 @@ GLOSSARY: dict[str, Metric] = {
     ),
     "contrast_accuracy": Metric(
         "contrast accuracy",
-        "share",
-        ".3f",
         "For cocolm: share of the rows and crops whose own crop or row has the most similar state.",
+        unit="share",
         network="discriminator",
         panel="Contrast accuracy",
         heldout=True,
     ),
     "policy_loss": Metric(
         "policy loss",
-        "nats",
-        ".4f",
         "For adversarial training: the generator's surrogate loss of the policy gradient. Only the "
         "gradient is meaningful; the value says little.",
+        spec=".4f",
     ),
     "baseline_loss": Metric(
         "baseline's loss",
-        "nats",
-        ".4f",
         "For adversarial training: error of the generator's prediction of the discriminator's "
         "verdict.",
+        spec=".4f",
     ),
     "generator_entropy": Metric(
         "generator's entropy",
-        "nats",
-        ".3f",
         "For adversarial training: mean entropy of the generator's probabilities. Near 0 the "
         "generator always samples the same token, and the discriminator's task becomes easy.",
         panel="Generator's entropy",
@@ -291,41 +258,43 @@ GLOSSARY: dict[str, Metric] = {
     ),
     "loss": Metric(
         "total loss",
-        "nats",
-        ".3f",
         "The minimised loss: the weighted sum of the losses above. For RTD: mlm_loss + disc_weight "
         "x disc_loss. The weight (50 in the paper) is large because disc_loss is much smaller than "
         "mlm_loss.",
     ),
     "learning_rate": Metric(
         "learning rate",
-        "",
-        ".2e",
         "Step size of the optimizer: rises during warm-up, and decays linearly to 0 at the end.",
+        unit="",
+        spec=".2e",
         column=("learn", "rate", 6),
         panel="Learning rate",
     ),
     "grad_norm": Metric(
         "gradient norm",
-        "",
-        ".2f",
         "L2 norm of the gradient of both networks together, before clipping. It often rises slowly "
         "while the losses fall. A sudden rise, and losses that rise with it, are the first sign of "
         "divergence.",
+        unit="",
+        spec=".2f",
         column=("grad", "norm", 4),
         panel="Gradient norm",
     ),
     "tokens_per_second": Metric(
-        "speed", "tokens/s", ",.0f", "Training tokens per second, without padding.", panel="Speed"
+        "speed",
+        "Training tokens per second, without padding.",
+        unit="tokens/s",
+        spec=",.0f",
+        panel="Speed",
     ),
-    "step": Metric("step", "optimizer steps", ",d", "Weight updates so far."),
+    "step": Metric("step", "Weight updates so far.", unit="optimizer steps", spec=",d"),
     "tokens": Metric(
         "tokens",
-        "tokens",
-        ",d",
         "Training tokens so far, without padding. A token read twice counts twice.",
+        unit="tokens",
+        spec=",d",
     ),
-    "seconds": Metric("time", "s", ",.1f", "Training time, without evaluation."),
+    "seconds": Metric("time", "Training time, without evaluation.", unit="s", spec=",.1f"),
 }
 """The metrics by key, in the order of tables and of the report's glossary."""
 

@@ -13,7 +13,7 @@ import torch
 from electra.checkpoints.folder import SavedModel, SavedNetwork, read_pretrained, read_run_config
 from electra.checkpoints.metrics import read_metrics
 from electra.config import FinetuneConfig, PretrainConfig, longest_warmup, require_schedule
-from electra.errors import require, require_choice, tell_place
+from electra.errors import UserError, require, require_choice, tell_place
 from electra.files import read_object, take_turns, write_json
 from electra.finetuning.grid import combine
 from electra.finetuning.start import fit_to_start as fit_finetuning
@@ -98,10 +98,8 @@ def open_plan(suite: Suite, shards_folder: Path, runs: Path, jobs: int) -> Plan:
     """
     shards = open_shards(shards_folder, verify=False)
     begun = _read_begun(runs)
-    require(
-        begun.get("shards", shards.digest) == shards.digest,
-        f"{runs} was begun with other shards; choose another --runs",
-    )
+    if begun.get("shards", shards.digest) != shards.digest:
+        raise UserError(f"{runs} was begun with other shards; choose another --runs")
     before = begun.get("finetune", {})  # of tasks that this command may leave out
     for task, settings in suite.finetune_settings.items():
         was, now = (" ".join(each) or "no settings" for each in (before.get(task, ()), settings))

@@ -48,10 +48,8 @@ def find_known(
                 continue
             try:
                 name = f"{folder / 'results.json'}: {record['run']}"
-                require(
-                    record["shards"] == plan.shards,
-                    f"{name} is of other shards; choose another folder",
-                )
+                if record["shards"] != plan.shards:
+                    raise UserError(f"{name} is of other shards; choose another folder")
                 require_same(name, _config(record), run.config)
                 for task, settings in suite.finetune_settings_of(run.row).items():
                     require(

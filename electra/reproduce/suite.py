@@ -174,33 +174,30 @@ class Suite:
     def _check_row(self, row: Row) -> None:
         fractions = self.fractions_of(row)
         _require_distinct(f"{row.name}: fractions", fractions)
-        for rule_holds, message in (
-            (
-                any(char.isalnum() for char in row.name),
-                f"a row's name must have a letter or digit, not {row.name!r}",
-            ),
-            (
-                all(0 < fraction <= 1 for fraction in fractions),
-                f"{row.name}: fractions must lie in (0, 1], not {_join(fractions)}",
-            ),
-            (
-                len(row.paper) in (0, len(fractions)),
-                f"{row.name}: paper has {len(row.paper)} scores for {len(fractions)} fractions",
-            ),
-            (
-                all(map(math.isfinite, row.paper)),
-                f"{row.name}: the paper's scores must be numbers, not {_join(row.paper)}",
-            ),
-            (
-                not self.x or row.x is not None,
-                f"{row.name} has no place x on the suite's axis x, {self.x!r}",
-            ),
-            (
-                bool(self.x) or row.x is None,
-                f"{row.name} has a place x = {row.x}, but the suite names no axis: x = LABEL",
-            ),
-        ):
-            require(rule_holds, message)
+        require(
+            any(map(str.isalnum, row.name)),
+            f"a row's name must have a letter or digit, not {row.name!r}",
+        )
+        require(
+            all(0 < fraction <= 1 for fraction in fractions),
+            f"{row.name}: fractions must lie in (0, 1], not {_join(fractions)}",
+        )
+        require(
+            len(row.paper) in (0, len(fractions)),
+            f"{row.name}: paper has {len(row.paper)} scores for {len(fractions)} fractions",
+        )
+        require(
+            all(map(math.isfinite, row.paper)),
+            f"{row.name}: the paper's scores must be numbers, not {_join(row.paper)}",
+        )
+        require(
+            not self.x or row.x is not None,
+            f"{row.name} has no place x on the suite's axis x, {self.x!r}",
+        )
+        require(
+            bool(self.x) or row.x is None,
+            f"{row.name} has a place x = {row.x}, but the suite names no axis: x = LABEL",
+        )
 
 
 def _require_distinct(what: str, values: Sequence[object]) -> None:

@@ -161,17 +161,12 @@ class Examples:
         if self.mixture:
             return self._draw_mixed(np.arange(first, last))
         size = len(self)
-        return np.concatenate(
-            [
-                permute(
-                    np.arange(max(first - epoch * size, 0), min(last - epoch * size, size)),
-                    size,
-                    self.seed,
-                    epoch,
-                )
-                for epoch in range(first // size, (last - 1) // size + 1)
-            ]
-        )
+        rows: list[np.ndarray] = []
+        for epoch in range(first // size, (last - 1) // size + 1):
+            begin = epoch * size
+            places = np.arange(max(first - begin, 0), min(last - begin, size))
+            rows.append(permute(places, size, self.seed, epoch))
+        return np.concatenate(rows)
 
     def _draw_mixed(self, places: np.ndarray) -> np.ndarray:
         """Return a mixture's row numbers at these positions; a window has each corpus's quota."""
@@ -302,13 +297,11 @@ class Examples:
             each[rows, None].astype(np.int64) for each in (self.starts, self.counts)
         )
         token_BL = starts_B1 + np.clip(place_BL, 0, counts_B1 - 1)
-        shard_B = np.searchsorted(self.shard_ends, rows, side="right")
         numbers_BL = np.empty(token_BL.shape, dtype=np.int64)
-        for number in np.unique(shard_B):
-            inside, documents = shard_B == number, self.shards[number].documents
+        for shard, inside_I in self._by_shard(rows):
             # Without this cast, searchsorted casts the whole of `documents`.
-            token_IL = token_BL[inside].astype(documents.dtype)
-            numbers_BL[inside] = np.searchsorted(documents, token_IL, side="right")
+            token_IL = token_BL[inside_I].astype(shard.documents.dtype)
+            numbers_BL[inside_I] = np.searchsorted(shard.documents, token_IL, side="right")
         return numbers_BL - numbers_BL[:, :1] + 1
 
     def _assemble(

@@ -37,7 +37,7 @@ from electra.files import read_object, sha256_file, write_json
 from electra.processes import follow_parent, join_ray, usable_cores
 from electra.shards.cleaning import Filters, sign_documents
 from electra.shards.store import PARTS, ShardWriter
-from electra.text.documents import RangeBorder, TextCounts, close_last, group_texts, make_reader
+from electra.text.documents import RangeBorder, Reader, TextCounts, close_last, group_texts
 from electra.text.streams import compression_of, stamp_of, unchanged
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.tokenizing.words import LineEncoder, TokenBatch, WordEncoder, make_encoder
@@ -139,7 +139,7 @@ def list_pieces(files: Iterable[Path], config: PrepareConfig, tokenizer_digest: 
     groups: list[tuple[int, tuple[FileRange, ...]]] = []
     small: list[FileRange] = []
     room = config.task_bytes
-    reader = make_reader(config, border=config.border)
+    reader = Reader(settings=config, border=config.border)
 
     def end_group() -> None:
         if small:
@@ -259,7 +259,7 @@ def read_texts(
 ) -> Iterator[str]:
     """Yield the documents of a piece, each with its lines joined by line feeds."""
     config = piece.config
-    reader = make_reader(config, border=config.border, names=names, counts=counts)
+    reader = Reader(settings=config, border=config.border, names=names, counts=counts)
     for part in piece.ranges:
         with unchanged(part.path, (part.size, part.modified)):
             for lines in reader.read_range(part.path, part.start, part.stop, part.border):

@@ -75,7 +75,7 @@ def prepare(
             preparation was begun with other settings.
         OSError: A folder cannot be listed, or `out` cannot be written.
     """
-    sources, out = _find(paths, config), locate(out)
+    sources, out = find_sources(paths, config), locate(out)
     with _begin(out, tokenizer, config, "all") as folder:
         if not _is_merged(folder, out, sources.files, config):
             files = _copy_pipes(sources.files, folder, config, progress)
@@ -105,7 +105,7 @@ def prepare_share(
     step. The machines must see the text, which holds no pipes, and `out` under the same names.
     `share` is the number of the share, from 0, and how many there are; for the rest see `prepare`.
     """
-    files, out = _find(paths, config).files, locate(out)
+    files, out = find_sources(paths, config).files, locate(out)
     _require_files(files)
     number, num_shares = share
     with _begin(out, tokenizer, config, "share") as folder:
@@ -119,7 +119,7 @@ def finish(
     paths: Sequence[str], tokenizer: Tokenizer, out: str | Path, config: PrepareConfig
 ) -> dict[str, Any]:
     """Write the shards folder from the pieces that `prepare_share` did, and return its manifest."""
-    sources, out = _find(paths, config), locate(out)
+    sources, out = find_sources(paths, config), locate(out)
     _require_files(sources.files)
     with _begin(out, tokenizer, config, "finish") as folder:
         if not _is_merged(folder, out, sources.files, config):
@@ -229,10 +229,6 @@ def _is_merged(folder: Path, out: Path, files: Sequence[Path], config: PrepareCo
     return True
 
 
-def _find(paths: Sequence[str], config: PrepareConfig) -> Sources:
-    return find_sources(paths, config.encoding, config.text_field, config.form)
-
-
 def _copy_pipes(
     files: Sequence[Path], folder: Path, config: PrepareConfig, progress: TellProgress | None
 ) -> Sequence[Path]:
@@ -247,7 +243,7 @@ def _copy_pipes(
                     target.write(block)
                     if progress:
                         progress(target.tell(), None, 0)
-            kind = look(copy, config.encoding, config.text_field, config.form)[1]
+            kind = look(copy, config)[1]
             require(not kind, f"{path} is not text: {kind}")
             path = copy
         found.append(path)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, require
-from electra.model.heads import ClassifierHead, build_inner
+from electra.model.heads import ClassifierHead
 from electra.tasks.classification import Labelled, read_labels
 from electra.tasks.family import Constant, Record, Task, choose_columns, find_splits
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_rows
@@ -89,8 +89,7 @@ class MultipleChoice(Labelled):
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
         """Return dropout and a linear layer to one logit on a row's state."""
         pooling = "mean" if config.pooling == "segments" else config.pooling
-        size, dropout_prob = sizes.hidden_size, sizes.hidden_dropout_prob
-        return ClassifierHead(size, 1, dropout_prob, pooling, build_inner(sizes))
+        return ClassifierHead(sizes, 1, sizes.hidden_dropout_prob, pooling)
 
     def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
         """Return a logit for each choice of each question, (B, C)."""

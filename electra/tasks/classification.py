@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, did_you_mean, require
-from electra.model.heads import ClassifierHead, FeatureHead, PairHead, build_inner
+from electra.model.heads import ClassifierHead, FeatureHead, PairHead
 from electra.tasks.family import (
     PLAIN,
     Constant,
@@ -24,7 +24,6 @@ from electra.tasks.family import (
     choose_columns,
     is_plain,
     is_unlabelled,
-    read_plain,
 )
 from electra.tasks.predictions import (
     PROB,
@@ -35,7 +34,7 @@ from electra.tasks.predictions import (
     write_predictions,
 )
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_rows
-from electra.text.tables import TABLE_FORMATS, TableFile, read_table, require_format
+from electra.text.tables import TABLE_FORMATS, TableFile, read_table, read_texts, require_format
 from electra.tokenizing.tokenizer import Tokenizer
 
 
@@ -182,7 +181,7 @@ class Classification(Labelled):
                 f"{path} is plain text, a text a line; {' and '.join(columns or trained)} must be "
                 f"columns of a {', '.join(TABLE_FORMATS)} file",
             )
-            return [{"text": line} for line in read_plain(path)]
+            return [{"text": line} for line in read_texts(path)]
         require_format(path, (PLAIN, *TABLE_FORMATS))
         table = read_table(path, separator=separator)
         texts = [table.column(each) for each in choose_columns(table, columns, trained)]
@@ -219,7 +218,7 @@ class Classification(Labelled):
         if config.pooling == "segments" and self.has_pairs:
             return PairHead(size + sizes.embedding_size, num_logits, drop)
         pooling = "mean" if config.pooling == "segments" else config.pooling
-        return ClassifierHead(size, num_logits, drop, pooling, build_inner(sizes))
+        return ClassifierHead(sizes, num_logits, drop, pooling)
 
     def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
         """Return logits (B, labels), or the number predicted (B, 1)."""

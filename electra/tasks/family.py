@@ -17,7 +17,7 @@ from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import require
 from electra.tasks.rows import Outputs, Rows, TaskBatch
 from electra.text.streams import STDIN
-from electra.text.tables import TableFile, format_of, read_text_lines, stem_of
+from electra.text.tables import TableFile, format_of, stem_of
 from electra.tokenizing.tokenizer import Tokenizer
 
 KINDS = {str: "text", int: "a whole number", bool: "true or false", list: "a list"}
@@ -153,13 +153,6 @@ def find_split(
 def is_plain(path: Path) -> bool:
     """Return whether a file to predict is plain text: standard input or .txt."""
     return path == STDIN or format_of(path) == PLAIN
-
-
-def read_plain(path: Path) -> list[str]:
-    """Return the lines of a text file that are not blank; refuse a file without any."""
-    lines = [line for line in read_text_lines(path) if line.strip()]
-    require(bool(lines), f"{path} is empty: it must have at least one line of text")
-    return lines
 
 
 def choose_columns(table: TableFile, columns: Sequence[str], expected: Sequence[str]) -> list[str]:

@@ -82,7 +82,7 @@ def score(
 
 
 def _score(
-    metric: str, gold: Sequence[float], predicted: Sequence[float], num_labels: int = 2
+    metric: str, gold: Sequence[float], predicted: Sequence[float], num_labels: int
 ) -> float:
     """Return one score; scikit-learn and scipy are imported at the first."""
     if metric in ("accuracy", "f1"):
@@ -103,8 +103,3 @@ def _score(
 
     correlate = {"pearson": stats.pearsonr, "spearman": stats.spearmanr}[metric]
     return float(correlate(gold, predicted).statistic)
-
-
-def score_spearman(gold: Sequence[float], predicted: Sequence[float]) -> float:
-    """Return Spearman's rank correlation, in [-1, 1]; 0 if one side is constant."""
-    return _score("spearman", gold, predicted)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from electra.config import FinetuneConfig, OwnTaskConfig
-from electra.errors import require, require_choice
+from electra.errors import UserError, require, require_choice
 from electra.files import require_regular
 from electra.settings import override_from_toml
 from electra.tasks.choice import MultipleChoice, read_swag
@@ -61,10 +61,8 @@ def _read_named(name: str, data: Path, config: FinetuneConfig) -> Task:
         settings = getattr(config, section)
         for key, value in vars(settings).items():
             is_set = value != getattr(type(settings)(), key)
-            require(
-                name in tasks or not is_set,
-                f"{section}.{key} is for {' and '.join(tasks)}, not for {name}",
-            )
+            if is_set and name not in tasks:
+                raise UserError(f"{section}.{key} is for {' and '.join(tasks)}, not for {name}")
     if name == OWN:
         require(
             config.own.name.lower() not in {*NAMES, *TASKS} - {OWN},
@@ -89,10 +87,8 @@ def resolve_own(name: str, config: FinetuneConfig) -> FinetuneConfig:
         require_regular(Path(name))
         own = override_from_toml(default, Path(name))
     for key, value in vars(config.own).items():
-        require(
-            value in (getattr(default, key), getattr(own, key)),
-            f"own.{key} is for the task {OWN!r}; {name!r} says what its files are",
-        )
+        if value not in (getattr(default, key), getattr(own, key)):
+            raise UserError(f"own.{key} is for the task {OWN!r}; {name!r} says what its files are")
     return dataclasses.replace(config, own=own)
 
 

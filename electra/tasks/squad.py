@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from electra.config import EncoderConfig, FinetuneConfig, SquadConfig
 from electra.errors import UserError, require
 from electra.files import parse_json, write_json
-from electra.model.heads import UNANSWERABLE_WEIGHT, BeamSpanHead, SpanHead, build_inner, span_loss
+from electra.model.heads import UNANSWERABLE_WEIGHT, BeamSpanHead, SpanHead, span_loss
 from electra.tasks.family import Constant, Family, Record, Task, choose_columns, find_splits
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, own_words, pad_rows
 from electra.tasks.squad_score import score_v1, score_v2
@@ -455,7 +455,7 @@ class SpanExtraction(Family):
                 "encoder; set squad.head=plain",
             )
             return BeamSpanHead(sizes.hidden_size)
-        return SpanHead(sizes.hidden_size, build_inner(sizes))
+        return SpanHead(sizes)
 
     def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
         """Return the outputs of the head; in training, a beam is given the right starts."""

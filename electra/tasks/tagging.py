@@ -27,11 +27,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, did_you_mean, require
-from electra.model.heads import ClassifierHead, FeatureHead, build_inner
+from electra.model.heads import ClassifierHead, FeatureHead
 from electra.tasks.classification import Labelled
-from electra.tasks.family import Record, Task, find_splits, is_plain, is_unlabelled, read_plain
+from electra.tasks.family import Record, Task, find_splits, is_plain, is_unlabelled
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_words, own_words, pad_rows
-from electra.text.tables import format_of, read_table, read_text_lines, require_format
+from electra.text.tables import format_of, read_table, read_text_lines, read_texts, require_format
 from electra.tokenizing.tokenizer import Tokenizer
 
 LISTS = (".jsonl", ".parquet")
@@ -375,10 +375,8 @@ def _check_columns(place: str, num_columns: int, word_column: int, tag_column: i
     )
     columns = (("word_column", word_column, 1), ("tag_column", tag_column or 0, 0))
     for name, column, least in columns:
-        require(
-            least <= column <= num_columns,
-            f"{place}: {name} must lie in {least} to {num_columns}, not {column}",
-        )
+        if not least <= column <= num_columns:
+            raise UserError(f"{place}: {name} must lie in {least} to {num_columns}, not {column}")
     require(
         tag_column is None or (tag_column or num_columns) != word_column,
         f"{place}: word_column and tag_column must differ; both are column {word_column} of "
@@ -451,7 +449,7 @@ class Tagging(Labelled):
             len(columns) <= 1, f"--columns must name that of the word, not {', '.join(columns)}"
         )
         if is_plain(path) and not columns:
-            lines = [line.split() for line in read_plain(path)]
+            lines = [line.split() for line in read_texts(path)]
             word, tag = [*trained, "last"][:2]
             place = int(tag) - 1 if tag.isdecimal() else -1
             rows = [words for words in lines if words[0] != "#" and len(words) > place]
@@ -513,7 +511,7 @@ class Tagging(Labelled):
         size, count, drop = sizes.hidden_size, len(self.labels), config.dropout_prob
         if config.features.layers:
             return FeatureHead(size, count, config.features, of="tokens", dropout_prob=drop)
-        return ClassifierHead(size, count, drop, "none", build_inner(sizes))
+        return ClassifierHead(sizes, count, drop, "none")
 
     def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
         """Return logits (B, l, labels)."""

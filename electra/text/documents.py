@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import IO, Literal, cast
 
 from electra.config import TextConfig
 from electra.errors import UserError, require
@@ -111,14 +111,9 @@ class Reader:
     In lines with unusual white space, each run of white space becomes one space.
     """
 
+    settings: TextConfig = field(default_factory=TextConfig)
     border: Border = "blank"
     """Where a document of plain text ends. A record is always one document."""
-    text_field: str = "text"
-    """The field or column of a record that holds the text."""
-    encoding: str = UTF8
-    """Encoding of the text; "detect" tells it for each file."""
-    form: str = "auto"
-    """"auto", or "text": what its name does not tell is plain text."""
     names: Sequence[str] | None = None
     """Names of tokens in id order. Records may then hold lists of integers, of which the names
     become the words of a line."""
@@ -141,7 +136,7 @@ class Reader:
         """
         if is_dataset(path):
             self._note_form("a dataset")
-            for text in dataset_texts(str(path), self.text_field):
+            for text in dataset_texts(str(path), self.settings.text_field):
                 self.counts.text_bytes += len((text or "").encode("utf-8", "replace"))
                 yield from self._split_record(text)
             return
@@ -155,7 +150,7 @@ class Reader:
                         self._note_form(NAMED_FORMS[format_of(path)])
                     yield from self._read_columns(path, stream, start, stop)
                     return
-                encoding = encoding_of(path, self.encoding)
+                encoding = encoding_of(path, self.settings.encoding)
                 stream = transcode(stream, encoding, self._count_invalid, path)
                 form, stream = self._peek(path, stream)
                 yield from self._read_text(path, source, stream, form, start, unit)
@@ -174,7 +169,7 @@ class Reader:
             return "group"
         if is_dataset(path) or kind in COLUMNAR_FORMATS:
             return None
-        if not is_utf8(encoding_of(path, self.encoding)):
+        if not is_utf8(encoding_of(path, self.settings.encoding)):
             return None
         with open_source(path) as (source, stream):
             form, stream = self._peek(path, stream)
@@ -189,7 +184,7 @@ class Reader:
         """Return the form of a file, and the stream of its content again, in UTF-8."""
         first = stream.read(FIRST_BYTES)
         head, is_whole = first.decode("utf-8", "replace"), len(first) < FIRST_BYTES
-        form, kind = tell_form(path, head, self.text_field, self.form, is_whole=is_whole)
+        form, kind = tell_form(path, head, self.settings, is_whole=is_whole)
         if not (is_url(path) or path.is_file()):  # a pipe, whose content nobody has seen before
             kind = why_no_text(first, UTF8) or kind
         if form is None or kind:
@@ -202,9 +197,9 @@ class Reader:
     ) -> Iterator[list[str]]:
         before = self.counts.source_bytes
         if format_of(path) == ".parquet":
-            texts = parquet_texts(path, stream, self.text_field, start, stop)
+            texts = parquet_texts(path, stream, self.settings.text_field, start, stop)
         else:
-            texts = arrow_texts(path, stream, self.text_field)
+            texts = arrow_texts(path, stream, self.settings.text_field)
         for text in texts:
             self.counts.text_bytes += len(text or b"")
             yield from self._split_record(None if text is None else self._decode(text))
@@ -228,12 +223,12 @@ class Reader:
         if form == "JSON lines":
             origin = f" after byte {start:,}" if start else ""
             whole = _join_lines(path, lines)
-            records = jsonl_texts(path, whole, self.text_field, origin, self.names)
+            records = jsonl_texts(path, whole, self.settings.text_field, origin, self.names)
         elif form == "JSON":
-            records = json_texts(path, _join_all(path, lines), self.text_field, self.names)
+            records = json_texts(path, _join_all(path, lines), self.settings.text_field, self.names)
         elif form in ("CSV", "TSV"):
             whole = _join_lines(path, lines)
-            records = separated_texts(path, whole, self.text_field, f".{form.lower()}")
+            records = separated_texts(path, whole, self.settings.text_field, f".{form.lower()}")
         elif form == "pages of WikiExtractor":
             yield from self._count(self._split_pages(lines))
             return
@@ -333,13 +328,6 @@ class Reader:
         if "\ufffd" in text:
             self._count_invalid(text.count("\ufffd") - data.count("\ufffd".encode()))
         return text
-
-
-def make_reader(settings: TextConfig, **more: Any) -> Reader:
-    """Return the reader of a text as the settings say; for what they do not say see `Reader`."""
-    return Reader(
-        text_field=settings.text_field, encoding=settings.encoding, form=settings.form, **more
-    )
 
 
 def _split_documents(lines: Iterable[str], border: PlainBorder) -> Iterator[list[str]]:

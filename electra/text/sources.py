@@ -16,11 +16,12 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from electra.config import TextConfig
 from electra.errors import UserError, did_you_mean, require
 from electra.files import parse_json
 from electra.text.streams import (
@@ -39,6 +40,7 @@ from electra.text.streams import (
 )
 from electra.text.tables import COLUMNAR_FORMATS, format_of, tell_separator
 
+AS_USUAL = TextConfig()
 FIRST_BYTES = 1 << 16
 """Bytes of the decompressed content that decide whether a file is text."""
 FEW_BYTES = 200
@@ -126,16 +128,15 @@ class Sources:
     """Files that are not UTF-8 and the encoding detected for each."""
 
 
-def find_sources(
-    paths: Sequence[str], encoding: str = UTF8, text_field: str = "text", form: str = "auto"
-) -> Sources:
+def find_sources(paths: Sequence[str], settings: TextConfig = AS_USUAL) -> Sources:
     """Return the text files that paths, folders and patterns name; "-" is standard input.
 
     A folder names all files below it, sorted, without hidden and empty files. A pipe is read only
-    if it is named itself. A name may be a URL, or datasets:NAME. For the other arguments see
-    `Reader`. A folder that cannot be listed is an OSError.
+    if it is named itself. A name may be a URL, or datasets:NAME. A folder that cannot be listed is
+    an OSError.
     """
     require(bool(paths), "no text given; name files, folders or globs, or - for standard input")
+    encoding = settings.encoding
     check_encoding(encoding)
     files: list[Path] = []
     passed_over: list[tuple[Path, str]] = []
@@ -154,8 +155,8 @@ def find_sources(
             rule = f"the folder {name} holds no files with text"
         elif path.exists():
             # A pipe is not looked into, because that would consume it.
-            kind = "" if path.is_fifo() else look(path, encoding, text_field, form)[1]
-            as_it_is = kind and look(path, encoding, text_field, "text")[0]
+            kind = "" if path.is_fifo() else look(path, settings)[1]
+            as_it_is = kind and look(path, replace(settings, form="text"))[0]
             advice = " (--set form=text reads it as it is)" if as_it_is else ""
             require(not kind, f"{path} is not text: {kind}{advice}")
             files.append(path)
@@ -163,7 +164,7 @@ def find_sources(
         else:
             found = sorted(_match(name, passed_over))
             rule = f"{'no file matches' if glob.has_magic(name) else 'there is no file'} {name}"
-        looks = {path: look(path, encoding, text_field, form) for path in found}
+        looks = {path: look(path, settings) for path in found}
         chosen = _choose_text(looks, passed_over)
         require(bool(chosen), "; ".join(filter(None, (rule, name_passed_over(passed_over)))))
         files += chosen
@@ -278,7 +279,7 @@ def _choose_text(
     return chosen
 
 
-def look(path: Path, encoding: str, text_field: str, form: str) -> tuple[Form | None, str]:
+def look(path: Path, settings: TextConfig) -> tuple[Form | None, str]:
     """Return the form of a file, or None and why it is no text, by its first bytes."""
     try:
         status = path.stat()
@@ -291,11 +292,11 @@ def look(path: Path, encoding: str, text_field: str, form: str) -> tuple[Form | 
     if format_of(path) in COLUMNAR_FORMATS:
         return NAMED_FORMS[format_of(path)], ""
     first = _first_bytes(path)
-    if kind := why_no_text(first, encoding):
+    if kind := why_no_text(first, settings.encoding):
         return None, kind
-    name = (detect(first) or UTF8) if encoding == DETECT else encoding
+    name = (detect(first) or UTF8) if settings.encoding == DETECT else settings.encoding
     head = codecs.getincrementaldecoder(name)("replace").decode(first)
-    return tell_form(path, head, text_field, form, is_whole=len(first) < FIRST_BYTES)
+    return tell_form(path, head, settings, is_whole=len(first) < FIRST_BYTES)
 
 
 def why_no_text(first: bytes, encoding: str) -> str:
@@ -319,7 +320,7 @@ def why_no_text(first: bytes, encoding: str) -> str:
 
 
 def tell_form(
-    path: Path, head: str, text_field: str, form: str, *, is_whole: bool
+    path: Path, head: str, settings: TextConfig, *, is_whole: bool
 ) -> tuple[Form | None, str]:
     """Return the form of a file, by its name or its first characters; or None, and what it is.
 
@@ -331,7 +332,7 @@ def tell_form(
     head = head.removeprefix("\ufeff").lstrip()
     if WIKI_PAGE.match(head):
         return "pages of WikiExtractor", ""
-    if form == "text":
+    if settings.form == "text":
         return "plain text", ""
     for pattern, what in FOREIGN.items():
         if re.match(pattern, head, re.IGNORECASE):
@@ -341,10 +342,10 @@ def tell_form(
         lines.pop()  # cut off
     lines = [line for line in lines if line.strip()][:FEW_LINES]
     if head[:1] in ("{", "["):
-        return _tell_json(head, lines, text_field, is_whole=is_whole)
+        return _tell_json(head, lines, settings.text_field, is_whole=is_whole)
     if kind not in PROSE and MARKUP.match(head):
         return None, f"markup; {EXTRACT}"
-    return _tell_table(lines, text_field, is_prose=kind in PROSE)
+    return _tell_table(lines, settings.text_field, is_prose=kind in PROSE)
 
 
 def _tell_json(

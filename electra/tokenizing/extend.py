@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 from electra.config import TokenizerConfig
-from electra.errors import require
+from electra.errors import UserError, require
 from electra.tokenizing.formats import Definition
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.tokenizing.training import (
@@ -52,14 +52,10 @@ def extend(old: Tokenizer, texts: Iterable[str], config: TokenizerConfig) -> Tok
         found = train_tokens(texts, dataclasses.replace(config, kind="wordpiece", **like_old))
         new = [token for token in found if token not in old.ids][:wanted]
         return Tokenizer([*old.tokens_by_id, *new], **like_old)
-    require(
-        old.kind in ("BPE", "Unigram"),
-        f"only BERT's WordPiece, BPE and Unigram can be extended, not {old.kind}",
-    )
-    require(
-        state["pre_tokenizer"] is not None,
-        "a vocabulary without words (its pre_tokenizer is null) cannot be extended",
-    )
+    if old.kind not in ("BPE", "Unigram"):
+        raise UserError(f"only BERT's WordPiece, BPE and Unigram can be extended, not {old.kind}")
+    if state["pre_tokenizer"] is None:
+        raise UserError("a vocabulary without words (its pre_tokenizer is null) cannot be extended")
     if old.kind == "BPE":
         _add_merges(state, old, texts, config.min_frequency, wanted)
     else:

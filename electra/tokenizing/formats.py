@@ -85,10 +85,8 @@ def check_state(content: Mapping[str, Any]) -> State:
     state: State = {key: content.get(key) for key in DEFINING}
     state["added_tokens"] = [dict(token) for token in state["added_tokens"] or []]
     model = state["model"]
-    require(
-        model["type"] in MODELS,
-        f"its model is {model['type']}; it must be one of {', '.join(MODELS)}",
-    )
+    if model["type"] not in MODELS:
+        raise UserError(f"its model is {model['type']}; it must be one of {', '.join(MODELS)}")
     require(len(model["vocab"]) > 0, "its vocabulary is empty")
     for name in ("dropout", "alpha", "nbest_size"):
         require(not model.get(name), f"its ids are drawn at random: the model has {name}")

@@ -214,10 +214,8 @@ def train_unigram(texts: Iterable[str], config: TokenizerConfig) -> Definition:
     ALPHABET_COVERAGE of the text or fill half of the vocabulary. All special tokens but [UNK] have
     the last ids, outside the pieces, so that they are not found in text.
     """
-    require(
-        config.min_frequency == TokenizerConfig.min_frequency,
-        "min_frequency is a setting of wordpiece and bpe; unigram has none",
-    )
+    if config.min_frequency != TokenizerConfig.min_frequency:
+        raise UserError("min_frequency is a setting of wordpiece and bpe; unigram has none")
     normalizer = build_normalizer(config, "NFKC")
     words = count_words(read_lines(texts), normalizer.normalize_str)
     pieces = train_pieces(words, config.vocab_size - len(SPECIAL_TOKENS) + 1)

@@ -117,7 +117,8 @@ def prepare_machine(
     threads = threads or max(1, usable_cores() // place.num_local)
     torch.set_num_threads(threads)
     _keep_freed_memory()
-    _keep_kernels()
+    # Read by oneDNN at its first product: each length of a batch needs some 20 kernels of its own.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8192")
     dtype = choose_dtype(precision, chosen)
     return Machine(chosen, dtype, threads, place.rank, place.num_ranks)
 
@@ -160,11 +161,6 @@ def _keep_freed_memory() -> None:
         mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
         libc.mallopt(mmap_threshold, 1 << 30)
         libc.mallopt(trim_threshold, 2**31 - 1)
-
-
-def _keep_kernels() -> None:
-    """Let oneDNN keep more kernels than 1,024: each length of a batch needs some 20 of its own."""
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8192")  # read at its first product
 
 
 def _processor() -> str:
