@@ -641,6 +641,7 @@ class PretrainConfig(Settings):
         Needs("method.mode=reference", "optimizer.generator_rate=1"),
         Needs("method.mode=reference", "model.architecture=electra"),
         Needs("train.sharding!=none", "optimizer.matrices=adamw", "Muon needs whole matrices"),
+        Needs("generator.kind=frozen", "method.objective!=mlm|causal_lm", "it has no generator"),
         Needs("generator.kind=frozen", "method.sharing=none", "shared parameters are trained"),
         Needs("generator.kind!=network", "method.scheme=joint", "it does not learn"),
         Needs("generator.temperature!=1", "method.scheme!=adversarial", "it rewards the softmax"),
@@ -669,6 +670,7 @@ class PretrainConfig(Settings):
         Needs("generator.warmup_steps", "method.objective!=mlm|causal_lm", "it has no generator"),
         Needs("generator.warmup_steps", "method.sharing!=all", "one of two networks rests"),
         Needs("method.sharing=all", "model.published_heads=False", "one has a decoder"),
+        Needs("model.published_heads", "examples.attend=row", "every token's head reads [CLS]"),
         Needs("model.enhanced_decoder", "model.enhanced_decoder=False", "published_heads sets it"),
         Needs(
             "generator.warmup_steps",
@@ -776,6 +778,7 @@ UNREAD = {
     "generator.kind=frozen": _SIZES,
     "generator.num_hidden_layers": ("generator.layers_fraction",),
     "generator.hidden_size": ("generator.hidden_fraction",),
+    "train.evaluate_rows=0": ("train.also_evaluate", "train.evaluate_with", "train.evaluate_every"),
 }
 """Settings, or the beginnings of their names, that no rule refuses and nothing reads, by when."""
 

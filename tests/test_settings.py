@@ -71,6 +71,7 @@ REFUSED = [
     (TINY, "generator.kind=frozen method.sharing=none", "generator.frozen_run"),
     (TINY, "generator.frozen_run=x", "generator.frozen_run"),
     (TINY, "generator.kind=frozen generator.frozen_run=x", "method.sharing=none"),
+    (TINY, "generator.kind=frozen generator.frozen_run=x method.objective=mlm", "no generator"),
     (TINY, "generator.start=folder train.init_from=x", "generator.start_folder"),
     (TINY, "generator.start_folder=x", "generator.start=folder"),
     (TINY, "generator.start=layers", "train.init_from"),
@@ -115,6 +116,7 @@ REFUSED = [
     (MODERN, "generator.hidden_fraction=0.25", "generator.hidden_fraction"),
     (MODERN, "model.embedding_size=128", "embedding_size"),
     (MODERN, "model.type_vocab_size=3", "type_vocab_size"),
+    (PRESETS["deberta-v3-xsmall"], "examples.attend=document", "examples.attend=row"),
     (MODERN, "model.local_attention=33", "local_attention"),
     (MODERN, "model.num_attention_heads=256", "num_attention_heads"),
     # Tokenizers and tasks.
@@ -147,6 +149,7 @@ def test_what_does_not_hold_is_refused_in_one_line(settings, changes, words):
             "generator.num_hidden_layers=1 generator.layers_fraction=1",
             ["generator.layers_fraction"],
         ),
+        ("train.evaluate_rows=0 train.evaluate_every=5", ["train.evaluate_every"]),
         ("method.disc_weight=50 method.mask_prob=0.3 generator.hidden_fraction=1", []),
     ],
 )
