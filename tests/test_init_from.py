@@ -153,6 +153,27 @@ def test_a_run_goes_on_with_both_networks(folders, toy_shards, toy_config, start
         assert_same_tensors(dict(network.head.named_parameters()), theirs.head)
 
 
+@pytest.mark.parametrize("objective", ["rtd", "replace_mlm"])
+def test_one_encoder_goes_on_with_both_heads(train, toy_shards, toy_config, objective):
+    one = "method.sharing=all generator.hidden_fraction=1 generator.layers_fraction=1"
+    run = train("run", one, "train.steps=6")
+    config = continued(toy_config, run, one, f"method.objective={objective}")
+    model, config, start = begin(config, toy_shards)
+    head = dict(model.networks["generator"].head.named_parameters())
+    assert describe_parts(model, config, start)["generator head"] == "init_from"
+    assert_same_tensors(head, start.generator.head)
+    assert_same_tensors(dict(model.kept.named_parameters()), start.kept.encoders[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "head"),
+    [("method.objective=all_tokens_mlm", "copy"), ("method.scheme=adversarial", "baseline")],
+)
+def test_the_manifest_names_a_head_that_is_new(folders, toy_shards, toy_config, settings, head):
+    found = begin(continued(toy_config, folders / "run", settings), toy_shards)
+    assert describe_parts(*found)[f"{head} head"] == "new"
+
+
 @pytest.mark.parametrize("sharing", ["embeddings", "none"])
 def test_a_generator_is_made_of_the_lower_layers(folders, toy_shards, toy_config, sharing):
     config = continued(toy_config, folders / "alone", f"method.sharing={sharing}")

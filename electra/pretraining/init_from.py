@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from electra.checkpoints.checkpoint import load_parameters
 from electra.checkpoints.folder import SavedModel, SavedNetwork, read_pretrained
@@ -226,20 +226,26 @@ def _require_shareable(
 
 def describe_parts(model: Objective, config: PretrainConfig, start: SavedModel) -> dict[str, str]:
     """Return the origin of the first weights of each network and each head, for manifests."""
-    parts = {}
+    parts, described = dict[str, str](), set[nn.Parameter]()
     for role, network in model.networks.items():
-        if model.kept in network.encoders:
-            parts[role] = "init_from"
-            parts[f"{role} head"] = "init_from" if _find_head(network, start) else "new"
-        elif role != "generator":  # an end beside the network that is kept
-            parts |= {role: "layers", f"{role} head": "new"}
-        elif config.generator.kind == "network":
+        is_kept = model.kept in network.encoders
+        if role == "generator" and config.generator.kind != "network":
+            parts |= dict.fromkeys((role, f"{role} head"), config.generator.kind)
+        elif role == "generator":
             origin = find_origin(config, start)
             assert origin is not None
-            parts[role] = origin
+            parts[role] = "init_from" if is_kept else origin  # method.sharing=all
             parts[f"{role} head"] = "new" if origin == "layers" else origin
-        else:
-            parts |= dict.fromkeys((role, f"{role} head"), config.generator.kind)
+        elif is_kept:
+            parts[role] = "init_from"
+            parts[f"{role} head"] = "init_from" if _find_head(network, start) else "new"
+        else:  # an end beside the network that is kept
+            parts |= {role: "layers", f"{role} head": "new"}
+        for part in (*network.encoders, network.head):
+            described.update(part.parameters())
+    for name, module in model.named_children():  # such as the copy head of all_tokens_mlm
+        if not described.issuperset(module.parameters()):
+            parts[name.replace("_", " ")] = "new"
     return parts
 
 
@@ -267,11 +273,11 @@ def load_start(
     model.set_constant_predictions(frequencies_V.to(next(model.parameters()).device))
     parts = describe_parts(model, config, start)
     for role, network in model.networks.items():
-        if model.kept in network.encoders:
+        if role != "generator" and model.kept in network.encoders:
             load_parameters(model.kept, start.kept.encoders[0])
             if parts[f"{role} head"] == "init_from":
                 load_parameters(network.head, _find_head(network, start))
-        elif parts[role] in ("init_from", "folder"):
+        elif parts[f"{role} head"] in ("init_from", "folder"):
             load_network(network, find_generator(config, start)[0])
         elif parts[role] == "layers":
             for encoder in network.encoders:  # with fewer layers, of the same names
