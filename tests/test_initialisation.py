@@ -145,3 +145,14 @@ def test_cooccurrence_sets_the_embeddings_of_every_network(twins):
     model = build_model(config, twins.tokenizer, Machine(), count_tokens(twins), embeddings)
     for encoder in (model.discriminator, model.generator.encoder):
         assert torch.equal(encoder.embeddings.tokens.weight, embeddings)
+
+
+def test_cooccurrence_leaves_a_narrow_frozen_generator_out(twins):
+    num_tokens = twins.tokenizer.vocab_size
+    settings = ["train.initial_weights=cooccurrence", f"model.vocab_size={num_tokens}"]
+    frozen = ["generator.kind=frozen", "generator.frozen_run=run", "generator.hidden_size=64"]
+    config = override(PRESETS["modern-tiny"], [*settings, *frozen, "method.sharing=none"])
+    embeddings = torch.ones(num_tokens, config.model.embedding_size)
+    model = build_model(config, twins.tokenizer, Machine(), count_tokens(twins), embeddings)
+    assert torch.equal(model.discriminator.embeddings.tokens.weight, embeddings)
+    assert model.generator.encoder.embeddings.tokens.weight.shape == (num_tokens, 64)

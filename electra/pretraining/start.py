@@ -127,7 +127,8 @@ def build_model(
     if train.initial_weights != "bert":
         by_embeddings: dict[Embeddings | TokenEmbeddings, dict[nn.Module, Encoder]] = {}
         for part in (model.kept, *model.modules()):
-            if isinstance(part, Encoder):
+            # The weights of a frozen generator, which may be narrower, replace any start.
+            if isinstance(part, Encoder) and part.embeddings.tokens.weight.requires_grad:
                 by_embeddings.setdefault(part.embeddings, {}).setdefault(part.layers[0], part)
         for encoders in (list(each.values()) for each in by_embeddings.values()):
             if architecture == "electra":
