@@ -362,7 +362,7 @@ def record_at(step, **changes):
     ("changes", "says"),
     [
         ({"disc_loss": 0.4}, "no better than a constant prediction"),
-        ({"sampled_accuracy": 0.74}, "fewer than 27% of the masked tokens are replaced"),
+        ({"sampled_accuracy": 0.74}, "a smaller one, or a higher generator.temperature"),
         ({"mlm_loss": 12.4}, "mlm_loss is above 10.33, the loss of a uniform guess"),
         ({"tokens_per_second": 499.0}, "less than half of 1,000 tokens per second"),
     ],

@@ -284,7 +284,7 @@ class Alarms:
                 "replaced_rate" in record and 1 - right < LOW_REPLACED_SHARE,
                 f"fewer than {LOW_REPLACED_SHARE:.0%} of the masked tokens are replaced: the "
                 "generator is too strong, and the discriminator has little to learn; a smaller "
-                "generator.hidden_fraction makes it weaker",
+                "one, or a higher generator.temperature, makes it weaker",
             ),
             "loss": (
                 is_trained and mlm_loss > WORSE_THAN_CHANCE * chance,
