@@ -591,8 +591,16 @@ def test_cuda_and_cpu_learn_alike():
     assert on_cuda[-50:].mean() == pytest.approx(on_cpu[-50:].mean(), rel=0.02)
 
 
-def test_a_rare_mask_is_computed_plainly(monkeypatch):
-    """Without short rows a padded batch is not compiled anew; sums are the same."""
+@pytest.mark.parametrize(
+    ("masks", "is_compiled"),
+    [
+        ([False, True, False], [True, False, True]),
+        ([True, False, True, False], [False, True, False, True]),
+        ([True, True, False, True], [False, True, False, True]),
+    ],
+)
+def test_a_rare_mask_is_computed_plainly(monkeypatch, masks, is_compiled):
+    """Without short rows a padded batch is compiled only if the session begins with two of them."""
     compiled, counts = [], []
 
     def note(step, function):
@@ -607,12 +615,13 @@ def test_a_rare_mask_is_computed_plainly(monkeypatch):
     config = make_config("examples.short_prob=0")
     batch = make_rows(config, 8, 0)._replace(attention_mask_BL=None)
     fast, plain = make_step(config), Step(make_model(config).train(), config, machine_for(config))
-    for number, each in enumerate((batch, padded(batch), batch)):
+    for number, has_mask in enumerate(masks):
+        each = padded(batch) if has_mask else batch
         before = len(compiled)
         found, expected = fast(number, each, 1e-3), plain(number, each, 1e-3)
         counts.append(len(compiled) - before)
         assert torch.equal(found.grad_norm, expected.grad_norm)
-    assert counts[0] == counts[2] > counts[1] == 0
+    assert [bool(each) for each in counts] == is_compiled
     assert fast.measures.record() == plain.measures.record()
 
 

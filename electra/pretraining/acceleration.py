@@ -90,6 +90,8 @@ class AcceleratedStep(Step):
             self.attention = from_rank_0(rank_attention(config, machine))
         self.num_done: dict[tuple[Any, ...], int] = {}
         """Steps done with batches of each shape since the model's computation has changed."""
+        self.postponed: tuple[Any, ...] | None = None
+        """Shape of a padded batch that came before all others, which may be a rare one."""
         self.captures: dict[tuple[Any, ...], _Capture] = {}
         if self.captured:  # gradients are bound to a stream, so all captures share stream and pool
             self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
@@ -130,7 +132,10 @@ class AcceleratedStep(Step):
             # be compiled and captured separately in the middle of a run, and take more memory.
             batch = batch._replace(attention_mask_BL=find_real(batch))
         shape = tuple(None if tensor is None else tensor.shape for tensor in batch)
-        if self.num_done and shape not in self.num_done and (self.compiled or self.captured):
+        is_padded = batch.attention_mask_BL is not None and not self.config.examples.short_prob
+        may_be_rare = bool(self.num_done) or (is_padded and shape != self.postponed)
+        if may_be_rare and shape not in self.num_done and (self.compiled or self.captured):
+            self.postponed = shape
             return self._do_plain(number, batch, learning_rate)
         num_done = self.num_done.get(shape, 0)
         self.prepares = num_done < (WARM_UP_STEPS + 1 if self.captured else int(self.compiled))
@@ -201,6 +206,7 @@ class AcceleratedStep(Step):
     def _prepare_anew(self) -> None:
         """Discard captures and working copies, because the model's computation has changed."""
         self.num_done.clear()
+        self.postponed = None
         self.captures.clear()
         self._copy_weights()
         if self.captured:  # a pool that no capture holds any more cannot be reused
