@@ -49,12 +49,13 @@ from electra.checkpoints.metrics import read_metrics
 from electra.cli import main
 from electra.config import ExamplesConfig, PrepareConfig
 from electra.errors import UserError
+from electra.files import write_json
 from electra.interop.export import export
 from electra.model.electra import PostNormLayer
 from electra.model.encoder import Encoder, choose_layers
 from electra.model.fused import FusedPostNormLayer
 from electra.pretraining.acceleration import AcceleratedStep
-from electra.pretraining.continuation import plan_cooldown
+from electra.pretraining.continuation import branch, plan_cooldown
 from electra.pretraining.evaluation import evaluate, heldout_batches
 from electra.pretraining.journal import Clock, Totals
 from electra.pretraining.loop import Due, pretrain, resume
@@ -62,7 +63,7 @@ from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.processes import Interrupted
 from electra.reports.page import write_page
 from electra.reports.runs import read_runs, read_samples
-from electra.settings import override
+from electra.settings import override, to_dict
 from electra.shards.examples import BLOCK_ROWS, Examples, permute
 from electra.shards.prepare import prepare
 from electra.shards.store import Shard, open_shards
@@ -302,6 +303,13 @@ def test_a_run_that_ends_early_in_its_stable_part_is_a_shorter_run(train, tmp_pa
     assert_same_end(tmp_path / "cooled", train("short", stable))
 
 
+def test_runs_whose_second_stages_begin_apart_share_nothing(toy_config, tmp_path):
+    config = override(toy_config, f"{TWO_STAGE} optimizer.decay_fraction=0.25".split())
+    write_json(tmp_path / "config.json", to_dict(config))
+    shorter = override(config, ["train.steps=8"])
+    refuse("has no stable part", branch, tmp_path, tmp_path / "shorter", shorter)
+
+
 def test_where_a_run_can_end_early(run, tmp_path, monkeypatch, capsys):
     start = run / "checkpoints" / "step-00000006"
     record = read_records(run, "train")[-1]
@@ -319,6 +327,9 @@ def test_where_a_run_can_end_early(run, tmp_path, monkeypatch, capsys):
     assert f"would end {start} early and write the run end" in printed
     main([*words, "3", "--out", "end", "--max-time", "0.01s"])  # stops after its first step
     assert "wrote end" not in capsys.readouterr().out
+    begun, other = "end was begun at step 6 with --cooldown 3", start.with_name("step-00000012")
+    refuse_command(begun, capsys, *words, "4", "--out", "end")
+    refuse_command(begun, capsys, *words[:2], str(other), *words[3:], "3", "--out", "end")
     assert "wrote end" in succeed(capsys, *words, "3", "--out", "end").out
     assert len(read_records(Path("end"), "heldout")) == 2
     alone = ["pretrain", "--cooldown", "3m"]

@@ -134,13 +134,13 @@ class _Job(NamedTuple):
 def _find_resumed(resume: Path, out: Path | None, cooldown: int | timedelta | None) -> _Job:
     """Return the run that goes on, or ends early in `out`, or goes on to this end."""
     from electra.checkpoints.folder import read_run_config
-    from electra.pretraining.continuation import is_branch_of, plan_cooldown
+    from electra.pretraining.continuation import is_end_of, plan_cooldown
 
     require(
         (out is None) == (cooldown is None),
         "--resume continues in its own folder: leave out --out, but with --cooldown name it",
     )
-    if out is not None and is_branch_of(out, resume):
+    if out is not None and cooldown is not None and is_end_of(out, resume, cooldown):
         resume = out
     elif out is not None and cooldown is not None:
         refuse_existing(out)

@@ -17,7 +17,7 @@ from electra.errors import UserError, command, require
 from electra.files import copy_folder, new_folder, write_json, write_text
 from electra.pretraining.acceleration import Ranking, recorded_ranking
 from electra.pretraining.evaluation import DOMAINS_FILE
-from electra.settings import flatten, override, to_dict
+from electra.settings import differences, flatten, override, to_dict
 from electra.tokenizing.tokenizer import Tokenizer
 
 MAY_CHANGE = frozenset(
@@ -134,7 +134,8 @@ def branch(trunk: Path, out: Path, config: PretrainConfig) -> None:
     """
     begun = read_run_config(trunk)
     fraction, steps = config.optimizer.decay_fraction, config.train.steps
-    if steps > begun.train.steps or fraction == 1 or config.generator.temperature_decay:
+    is_shared = begun.second_stage == config.second_stage and not config.generator.temperature_decay
+    if steps > begun.train.steps or fraction == 1 or not is_shared:
         raise UserError(f"{trunk} has no stable part that a run of {steps} steps could share")
     settle(trunk, begun, override(config, [f"train.steps={begun.train.steps}"]))
     stable = steps - max(1, round(fraction * steps))
@@ -162,10 +163,28 @@ def write_branch(trunk: Path, checkpoint: Path | None, out: Path, config: Pretra
                 shutil.copyfile(trunk / DOMAINS_FILE, folder / DOMAINS_FILE)
 
 
-def is_branch_of(out: Path, start: Path) -> bool:
-    """Return whether a folder is a run that branches from this run, or from a checkpoint of it."""
+def is_end_of(out: Path, start: Path, length: int | timedelta) -> bool:
+    """Return whether a folder is an early end of this run, or of a checkpoint of it, begun before.
+
+    Refused is an end that began at another checkpoint than the named one, or has other steps than
+    the given ones; a time is of the speed that the run had.
+    """
     known = read_manifest(out) if (out / "manifest.json").exists() else {}
-    return (known.get("branched_from") or {}).get("run") == run_of(start).name
+    begun, run = known.get("branched_from") or {}, run_of(start)
+    if begun.get("run") != run.name:
+        return False
+    config = read_run_config(out)
+    steps, first = config.optimizer.cooldown_steps, begun["step"]
+    set_by_end = {"optimizer.cooldown_steps", "optimizer.planned_steps", "method.generator_steps"}
+    if not steps or differences(read_run_config(run), config).keys() - set_by_end - MAY_CHANGE:
+        return False
+    require(
+        (start == run or step_of(start) == first)
+        and (length == steps or not isinstance(length, int)),
+        f"{out} was begun at step {first} with --cooldown {steps}: choose another --out, or go on "
+        f"as it was begun, by `{command('pretrain', '--resume', out)}`",
+    )
+    return True
 
 
 def plan_cooldown(start: Path, length: int | timedelta) -> tuple[Path, PretrainConfig]:
