@@ -123,8 +123,10 @@ def _read_record(setup: Setup, run: PlannedRun) -> Record:
         "commits": sorted({str(each.get("commit")) for each in manifest["sessions"]}),
         # The dtype is not the same on every CPU.
         "devices": sorted(
-            f"{each.get('device')}, {str(each.get('dtype')).removeprefix('torch.')}"
-            for each in manifest["sessions"]
+            {
+                f"{each.get('device')}, {str(each.get('dtype')).removeprefix('torch.')}"
+                for each in manifest["sessions"]
+            }
         ),
         "shards": manifest["shards"]["sha256"],
         "config": to_dict(read_run_config(folder)),

@@ -158,7 +158,7 @@ def describe_collapses(suite: Suite, records: Sequence[Record]) -> list[str]:
 def describe_devices(cells: Sequence[Cell], records: Sequence[Record]) -> list[str]:
     """Return which compared runs of one seed are from different devices or dtypes, if any are."""
     devices = {
-        (name_cell(record["row"], record["fraction"]), record["seed"]): record["devices"]
+        (name_cell(record["row"], record["fraction"]), record["seed"]): {*record["devices"]}
         for record in records
     }
     named = []
