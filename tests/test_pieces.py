@@ -4,6 +4,7 @@ import gzip
 import itertools
 import json
 import lzma
+from collections import Counter
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -194,8 +195,10 @@ def test_duplicates_are_counted_and_on_request_dropped(tokenizer, tmp_path):
     manifest, kept, dropped = prepare_texts(*given, "a", duplicates="exact", write_dropped=True)
     assert (manifest["dropped"], len(kept)) == ({"duplicate": 10}, 68)
     assert dropped == [{"reason": "duplicate", "text": text} for text in texts[:10]]
-    manifest, kept, _ = prepare_texts(*given, "near", duplicates="near")
+    near = {"duplicates": "near", "write_dropped": True}
+    manifest, kept, dropped = prepare_texts(*given, "near", **near)
     assert manifest["dropped"] == {"duplicate": 10, "near duplicate": 8}
+    assert Counter(each["reason"] for each in dropped) == manifest["dropped"]
     assert kept == sorted(texts)
 
 

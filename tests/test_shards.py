@@ -339,6 +339,21 @@ def test_an_interrupt_in_the_last_step(make, text_file, tmp_path, monkeypatch, s
     assert make("out", **given) == clean
 
 
+def test_pieces_stay_if_the_text_cannot_be_read_again(make, text_file, tmp_path, monkeypatch):
+    text_file.write_text(make_text(30) + "\n\n" + make_text(10))
+    given = {"duplicates": "exact", "write_dropped": True}
+    with monkeypatch.context() as patch:
+
+        def fail(*_):
+            raise UserError("a hub does not answer")
+
+        patch.setattr(merging, "read_texts", fail)
+        refuse("a hub does not answer", make, "out", **given)
+    clean = make("clean", **given)
+    assert list((tmp_path / "out.incomplete/tasks").iterdir())
+    assert make("out", **given) == clean
+
+
 def test_what_was_merged_is_kept_for_its_own_text(make, text_file, tmp_path, monkeypatch):
     """Its pieces are gone: the shards are all that is left of the work."""
     clean, text = make("clean"), text_file.read_bytes()

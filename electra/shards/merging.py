@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from electra.config import PrepareConfig
-from electra.errors import require
+from electra.errors import UserError
 from electra.files import parse_json, read_object, read_text, write_json, write_text
 from electra.shards.cleaning import find_near_duplicates, find_repeats, write_dropped
 from electra.shards.pieces import (
@@ -48,8 +48,14 @@ PIECES = "tasks"
 MOVES = "moves.json"
 """The files of the pieces that become shards, and their names as shards."""
 DROPPED = "dropped.jsonl"
+DUPLICATES = ("", "duplicate", "near duplicate")
+"""Why a document is dropped as another's duplicate; the first: it is not."""
 PART_TOKENS = 1 << 22
 """Tokens of a shard that are in memory at a time, or those of a larger document."""
+
+
+class TooLittleText(UserError):
+    """Nothing to train on, or nothing to hold out: the same pieces would be refused again."""
 
 
 def merge_pieces(
@@ -66,7 +72,8 @@ def merge_pieces(
     places = [piece.place(folder / PIECES) for piece in pieces]
     records = [read_object(place / RECORD) for place in places]
     text, dropped, num_unknown = sum_records(records)
-    is_dropped, num_repeats = _find_duplicates(places, config, dropped)
+    duplicates, num_repeats = _find_duplicates(places, config, dropped)
+    is_dropped = duplicates > 0
     is_heldout, rule = _hold_out(places, is_dropped, config)
     divided = config.heldout_prob if np.count_nonzero(~is_dropped) == 1 else None
     shutil.rmtree(folder / "tokenizer", ignore_errors=True)
@@ -86,7 +93,7 @@ def merge_pieces(
             moves += [(f"{before}.{column}", f"{name}.{column}") for column in COLUMNS]
         parts = {"train": describe_part(entries), "heldout": heldout.finish()}
     if config.write_dropped:
-        _write_dropped(folder / DROPPED, pieces, places, is_dropped, config.seed, tokenizer.names)
+        _write_dropped(folder / DROPPED, pieces, places, duplicates, config.seed, tokenizer.names)
     # The settings that the shards depend on; of one that came later, if it is set.
     left_out = {"workers", *(["form"] if config.form == "auto" else [])}
     manifest = {
@@ -153,17 +160,17 @@ def list_shards(folder: Path) -> Iterator[tuple[Path, str]]:
 def _find_duplicates(
     places: Sequence[Path], config: PrepareConfig, dropped: dict[str, int]
 ) -> tuple[np.ndarray, int]:
-    """Return the duplicates to drop (N,), noted in `dropped`, and how many repeat earlier ones."""
-    is_repeat = find_repeats([place / "hashes" for place in places])
-    num_repeats = int(np.count_nonzero(is_repeat))
+    """Return numbers in DUPLICATES (N,), noted in `dropped`, and how many repeat earlier ones."""
+    found = find_repeats([place / "hashes" for place in places]).astype(np.uint8)
+    num_repeats = int(np.count_nonzero(found))
     if config.duplicates == "keep":
-        return np.zeros_like(is_repeat), num_repeats
+        return np.zeros_like(found), num_repeats
     dropped["duplicate"] = num_repeats
     if config.duplicates == "near":
         is_near = find_near_duplicates([place / "signatures" for place in places])
-        dropped["near duplicate"] = int(np.count_nonzero(is_near & ~is_repeat))
-        is_repeat |= is_near
-    return is_repeat, num_repeats
+        found[is_near & (found == 0)] = 2
+        dropped["near duplicate"] = int(np.count_nonzero(found == 2))
+    return found, num_repeats
 
 
 def _read_hashes(places: Sequence[Path], *of_all: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
@@ -209,7 +216,8 @@ def _hold_out(
     """Return which documents are held out (N,), and the rule; neither part may be empty."""
     is_kept, limit = ~is_dropped, heldout_limit(config.heldout_prob)
     count = int(np.count_nonzero(is_kept))
-    require(count > 0, "the files hold no text, only white space or what is dropped")
+    if not count:
+        raise TooLittleText("the files hold no text, only white space or what is dropped")
     is_below = np.concatenate([hashes < limit for (hashes,) in _read_hashes(places)]) & is_kept
     if np.count_nonzero(is_below) not in (0, count):
         return is_below, "documents chosen by a hash of (seed, text)"
@@ -275,7 +283,8 @@ def _split_document(
     """Return the only document split in two. The second part is held out: its last lines."""
     tokens, line_lengths, _ = document
     num_tokens, num_lines = len(tokens), len(line_lengths)
-    require(num_tokens > 1, "the text is a single token; there is nothing to hold out")
+    if num_tokens == 1:
+        raise TooLittleText("the text is a single token; there is nothing to hold out")
     if num_lines > 1:
         num_last = min(max(1, round(heldout_prob * num_lines)), num_lines - 1)
         last_tokens = int(line_lengths[-num_last:].sum())
@@ -290,21 +299,21 @@ def _write_dropped(
     path: Path,
     pieces: Sequence[Piece],
     places: Sequence[Path],
-    is_dropped: np.ndarray,
+    duplicates: np.ndarray,
     seed: int,
     names: Sequence[str] | None,
 ) -> None:
     """Write the documents that filters dropped, and the duplicates, which are read again."""
-    found = _read_hashes(places, is_dropped)
+    found = _read_hashes(places, duplicates)
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        for piece, place, (hashes, is_gone) in zip(pieces, places, found, strict=True):
+        for piece, place, (hashes, kinds) in zip(pieces, places, found, strict=True):
             with (place / "dropped").open(encoding="utf-8") as filtered:
                 shutil.copyfileobj(filtered, file)
             # Of the texts that are read again, those without a hash here were dropped by a filter.
-            texts = read_texts(piece, TextCounts(), names) if is_gone.any() else iter(())
+            texts = read_texts(piece, TextCounts(), names) if kinds.any() else iter(())
             number = 0
             for text in texts:
                 if number < len(hashes) and hash_documents([text], seed)[0] == hashes[number]:
-                    if is_gone[number]:
-                        write_dropped(file, text, "duplicate")
+                    if kinds[number]:
+                        write_dropped(file, text, DUPLICATES[kinds[number]])
                     number += 1

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from electra.config import PrepareConfig
-from electra.errors import UserError, require
+from electra.errors import require
 from electra.files import UNFINISHED, clear_folder, hold, read_object, require_same, write_json
-from electra.shards.merging import PIECES, list_shards, merge_pieces, move_shards
+from electra.shards.merging import PIECES, TooLittleText, list_shards, merge_pieces, move_shards
 from electra.shards.pieces import (
     SETTINGS_OF_PIECES,
     Piece,
@@ -83,10 +83,8 @@ def prepare(
             _run(pieces, tokenizer, folder, config, engine, progress)
             try:
                 _merge(folder, pieces, tokenizer, config, sources)
-            except UserError:
-                # The same pieces would be refused again; those of a text that changed are not.
-                if pieces == list_pieces(files, config, tokenizer.digest):
-                    shutil.rmtree(folder / PIECES)
+            except TooLittleText:  # nothing to go on with
+                shutil.rmtree(folder / PIECES)
                 raise
         return _complete(folder, out)
 
