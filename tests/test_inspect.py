@@ -109,7 +109,7 @@ def test_a_vocabulary_is_extended(shards, corpus, tmp_path, capsys):
 
 def test_ids_are_declared_and_prepared(corpus, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "names.txt").write_text("\n".join("ACDEFG"))
+    (tmp_path / "names.txt").write_text("\ufeff" + "\n".join("ACDEFG"))
     named = {"20": map(str, range(20)), "names.txt": "ACDEFG"}
     for ids, names in named.items():
         main(["tokenizer", "--ids", ids, "--out", f"of-{ids}"])
@@ -120,6 +120,8 @@ def test_ids_are_declared_and_prepared(corpus, tmp_path, capsys, monkeypatch):
     found = open_shards(tmp_path / "shards")
     tokens = [index for shard in (*found.train, *found.heldout) for index in shard.tokens.tolist()]
     assert sorted(tokens) == sorted([0, 1, 2, 3, 4, 5, 5, 1, 1])
+    printed = succeed(capsys, "inspect", "of-names.txt", "--text", "a.jsonl", "--json").out
+    assert json.loads(printed.splitlines()[-1])["total"]["tokens"] == 9
     words = "tokenizer", corpus, "--ids", 20, "--out", "no"
     refuse_command("it takes no text", capsys, *words)
 

@@ -289,6 +289,7 @@ def test_repeats_are_passes(corpora):
         (['shards = "small"\nweight = 1e-9', 'shards = "large"\nweight = 1'], "of 65,536 rows"),
         (['shards = "small"', 'shards = "small"'], "stands twice"),
         (['shards = "small"', 'shards = "{toy}"'], "another tokenizer"),
+        (['shards = "inner.toml"'], "inner.toml is a mixture itself"),
         ([], "it has no table"),
         (["["], "is not valid TOML"),
         (["weight = " + "[" * 100_000], "is not valid TOML"),
@@ -297,6 +298,7 @@ def test_repeats_are_passes(corpora):
 )
 def test_refusals_of_mixtures(corpora, toy_shards, tables, message):
     text = "".join(f"[[corpus]]\n{table}\n" for table in tables).replace("{toy}", str(toy_shards))
+    (corpora / "inner.toml").write_text('[[corpus]]\nshards = "small"')
     (corpora / "bad.toml").write_text(text)
     refuse(message, make_examples, corpora / "bad.toml")
 

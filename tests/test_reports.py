@@ -265,6 +265,7 @@ def test_a_run_without_held_out_records_has_dashes_and_of_chance_no_praise(run_f
     for records, words in (
         ([record("train", 50, disc_auc=None)], "not measured"),
         ([record("heldout", 50, disc_loss=0.3864)], "it has learnt nothing yet"),
+        ([record("heldout", 50, lm_accuracy=0.4)], "predicts 40% of the next tokens"),
     ):
         write_records(run_folder, records)
         runs = read_runs([run_folder])

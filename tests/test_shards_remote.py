@@ -87,6 +87,8 @@ def site(local):
             asked.append(self.path.rpartition("/")[2])
             if self.path.startswith("/secret"):
                 self.send_error(403)
+            elif self.path == "/busy.txt" and asked.count("busy.txt") > 3:
+                self.send_error(503)
             else:
                 super().do_GET()
 
@@ -216,6 +218,12 @@ def test_a_run_reads_shards_of_a_web_server(local, site, toy_config, tmp_path):
     (tmp_path / "there/results.json").unlink()
     resume(tmp_path / "there", ignore)  # finds its shards by the URL
     refuse("/secret/manifest.json cannot be read: 403", open_shards, f"{url}/secret")
+
+
+def test_a_text_that_a_web_server_no_longer_gives_is_refused(local, site, tokenizer, tmp_path):
+    (local.parent / "busy.txt").write_text(TEXT)
+    given = [f"{site[0]}/busy.txt"], tokenizer, tmp_path / "out", SETTINGS
+    refuse("busy.txt cannot be read: 503", prepare, *given)
 
 
 def test_a_mixture_of_shards_here_and_there(local, memory, tmp_path):

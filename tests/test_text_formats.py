@@ -242,6 +242,8 @@ def test_datasets_saved_and_streamed(tmp_path):
     broken = tmp_path / "a.arrow"
     broken.write_bytes(b"no arrow file")
     refuse("a.arrow is damaged or cut off", lambda: read(broken))
+    broken.write_bytes(b"ARROW1\0\0")
+    refuse("with an index (Feather)", lambda: read(broken))
     (tmp_path / "hub").mkdir()
     (tmp_path / "hub/data.jsonl").write_text('{"text": "streamed"}\n{"text": "lines\\n"}\n')
     assert read(f"datasets:{tmp_path}/hub")[0] == [["streamed"], ["lines"]]

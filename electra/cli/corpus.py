@@ -137,7 +137,7 @@ def _declare(ids: str, out: Path, dry_run: bool) -> None:
         require(int(ids) <= MOST_IDS, f"--ids must be <= {MOST_IDS:,}, not {ids}")
         names = list(map(str, range(int(ids))))
     else:
-        names = read_text(Path(ids)).splitlines()
+        names = read_text(Path(ids)).removeprefix("\ufeff").splitlines()
     made = Tokenizer.declare(names)
     if dry_run:
         return print_dry_run(None, f"write {made.vocab_size:,} ids as the tokenizer {out}")
@@ -327,6 +327,10 @@ def inspect(
     from electra.tokenizing.tokenizer import Tokenizer
 
     folder = locate(folder)
+    require(
+        folder.suffix != ".toml" or not folder.is_file(),
+        f"{folder} is a mixture; inspect its shards folders one by one",
+    )
     is_shards = (folder / "manifest.json").is_file()
     if not text:
         require(is_url(folder) or folder.exists(), f"{folder} does not exist")
@@ -343,7 +347,7 @@ def inspect(
         return print_sections(describe_shards(shards, found))
     loaded = Tokenizer.load(folder / "tokenizer" if is_shards else folder)
     settings = resolve(TokenizerConfig(), None, set_)
-    reader = Reader(settings=settings)
+    reader = Reader(settings=settings, names=loaded.names)
     documents = reader.read(find_text(text, settings))
     report = report_text(loaded, (line for document in documents for line in document))
     if json:

@@ -40,12 +40,14 @@ def report(folders: tuple[Path, ...], *, out: Path, dry_run: DryRun = False) -> 
     if out.suffix.lower() == ".md":
         write_text(out, write_tables(found))
         return print_done(f"wrote {out}")
-    run, tuned = (
-        next((folder for folder in folders if (folder / name).exists()), None)
-        for name in ("metrics.jsonl", "results.json")  # a run may have both
-    )
-    if run:
-        following = command("export", run, "--out", "exported")
+    runs = [folder for folder in folders if (folder / "metrics.jsonl").exists()]
+    saved = next((run for run in runs if any((run / "checkpoints").glob("step-*"))), None)
+    shown = next((run for run in runs if (run / "samples.json").exists()), None)
+    tuned = next((folder for folder in folders if (folder / "results.json").exists()), None)
+    if saved:
+        following = command("export", saved, "--out", "exported")
+    elif runs:
+        following = ""
     elif tuned:
         following = command("predict", tuned, "--input", "FILE")
     else:
@@ -56,7 +58,8 @@ def report(folders: tuple[Path, ...], *, out: Path, dry_run: DryRun = False) -> 
         found.runs,
         finetunings=found.finetunings,
         models=found.models,
-        sentences=read_samples(run) if run else (),
+        sentences=read_samples(shown) if shown else (),
+        sentences_of=found.runs[runs.index(shown)].name if shown else "",
         files={str(folder): "read" for folder in folders},
         next_command=following,
     )

@@ -155,10 +155,10 @@ def report_text(tokenizer: Tokenizer, lines: Iterable[str]) -> TextReport:
     lengths: list[tuple[int, str]] = []
     strange: Counter[str] = Counter()
     before = " " if tokenizer.marks_spaces else ""
-    words = list(counts.items())
+    words, is_broken = list(counts.items()), tokenizer.kind == "WordPiece"
     for first in range(0, len(words), 4096):
         part = words[first : first + 4096]
-        texts = [before + (break_words(word) if tokenizer.is_bert else word) for word, _ in part]
+        texts = [before + (break_words(word) if is_broken else word) for word, _ in part]
         for (word, count), ids in zip(part, tokenizer.encode_batch(texts), strict=True):
             scripts[script_of_word(word)].add(count, word, ids, tokenizer)
             lengths.append((-len(ids), word))

@@ -49,10 +49,15 @@ def write_page(
     finetunings: Sequence[Finetuning] = (),
     models: Sequence[Model] = (),
     sentences: Sequence[Sentence] = (),
+    sentences_of: str = "",
     files: Mapping[str, str] | None = None,
     next_command: str = "",
 ) -> None:
-    """Write the report of runs side by side, of fine-tunings and of models."""
+    """Write the report of runs side by side, of fine-tunings and of models.
+
+    `sentences_of` names the run whose sentences are shown beside other runs.
+    """
+    encoders = {each.encoder for each in finetunings}
     page = render_page(
         "report.html",
         title=_name_page(runs, finetunings, models),
@@ -61,7 +66,7 @@ def write_page(
         describe_run=_describe_run,
         describe_gap=_describe_gap,
         heldout=heldout_table(runs),
-        tasks=_list_tasks(finetunings),
+        tasks=_list_tasks(finetunings, is_one=len(runs) < 2 and len(encoders) == 1),
         averages=Table(finetuning_table([]).headers, average_rows(finetunings)),
         is_spread=any(each.std is not None for each in finetunings),
         is_replaced=any(each.num_replaced for each in finetunings),
@@ -73,6 +78,7 @@ def write_page(
         panels=find_panels(runs),
         draw=lambda panel, runs: Markup(draw_svg(panel, runs)),
         sentences=sentences,
+        sentences_of=sentences_of,
         describe=describe,
         describe_token=_describe_token,
         files=Table(["path", "content"], [[name, what] for name, what in (files or {}).items()]),
@@ -109,6 +115,8 @@ def _describe_run(run: Run) -> str:
             "the discriminator ranks a replaced token above an original token "
             f"{heldout['disc_auc']:.0%} of the time (chance: 50%)"
         )
+    if heldout.get("lm_accuracy") is not None:
+        found.append(f"the encoder predicts {heldout['lm_accuracy']:.0%} of the next tokens")
     if found:
         return f"{cost}. On held-out text, {', and '.join(found)}."
     return f"{cost}. What the network has learnt was not measured on held-out text."
@@ -131,9 +139,8 @@ def _describe_gap(run: Run) -> str:
     )
 
 
-def _list_tasks(finetunings: Sequence[Finetuning]) -> list[dict[str, Any]]:
+def _list_tasks(finetunings: Sequence[Finetuning], *, is_one: bool) -> list[dict[str, Any]]:
     """Return name, note and up to three bars of each task: pre-trained, from scratch, majority."""
-    is_one = len({finetuning.encoder for finetuning in finetunings}) == 1
     tasks = []
     for (encoder, task, metric), pair in pair_finetunings(finetunings).items():
         known = [finetuning for finetuning in pair if finetuning]

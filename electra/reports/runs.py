@@ -320,6 +320,8 @@ def heldout_table(runs: Sequence[Run]) -> Table:
 def pretraining_table(runs: Sequence[Run]) -> Table:
     """Return the cost and the last held-out metrics of each run, one row per run."""
     metrics = ["mlm_accuracy", "disc_loss", "constant_disc_loss", "disc_auc"]
+    if any("lm_accuracy" in run.last_heldout for run in runs):
+        metrics.append("lm_accuracy")
     rows = [
         [run.name, *run.cost]
         + [format_metric(name, run.last_heldout.get(name)) for name in metrics]

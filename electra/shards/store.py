@@ -294,6 +294,10 @@ def _open_mixture(path: Path, *, verify: bool | Literal["anew"]) -> Shards:
     ]
     for table, shards in zip(tables, opened, strict=True):
         require(
+            not shards.mixture,
+            f"{path}: {table['shards']} is a mixture itself; name its corpora here",
+        )
+        require(
             shards.tokenizer.digest == opened[0].tokenizer.digest,
             f"{path}: {table['shards']} has another tokenizer than {tables[0]['shards']}; prepare "
             "them with the same one",

@@ -136,7 +136,7 @@ class Reader:
         """
         if is_dataset(path):
             self._note_form("a dataset")
-            for text in dataset_texts(str(path), self.settings.text_field):
+            for text in dataset_texts(str(path), self.settings.text_field, self.names):
                 self.counts.text_bytes += len((text or "").encode("utf-8", "replace"))
                 yield from self._split_record(text)
             return

@@ -37,6 +37,7 @@ from electra.text.streams import (
     is_url,
     is_utf8,
     open_source,
+    status_of,
 )
 from electra.text.tables import COLUMNAR_FORMATS, format_of, tell_separator
 
@@ -282,7 +283,7 @@ def _choose_text(
 def look(path: Path, settings: TextConfig) -> tuple[Form | None, str]:
     """Return the form of a file, or None and why it is no text, by its first bytes."""
     try:
-        status = path.stat()
+        status = status_of(path)
     except FileNotFoundError:
         return None, "a link to nothing"
     if not stat.S_ISREG(status.st_mode):

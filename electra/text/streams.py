@@ -12,7 +12,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,7 +36,7 @@ def open_source(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     A damaged or unreadable file is a UserError, which can happen at any read of the content.
     """
     compression = compression_of(path)
-    with ExitStack() as stack:
+    with _explain_url(path), ExitStack() as stack:
         try:
             source = open_stdin() if path == STDIN else stack.enter_context(path.open("rb"))
             stream = source
@@ -59,11 +59,17 @@ def open_stdin() -> IO[bytes]:
     return sys.stdin.buffer
 
 
+def status_of(path: Path) -> os.stat_result:
+    """Return size, kind and times of a file; what a URL answers instead is a UserError."""
+    with _explain_url(path):
+        return path.stat()
+
+
 def stamp_of(path: Path) -> tuple[int, int]:
     """Return the size of a file and the time of its last change; of a dataset of a hub, zeros."""
     if is_dataset(path):
         return 0, 0
-    status = path.stat()
+    status = status_of(path)
     return status.st_size, int(status.st_mtime * 1e9) if is_url(path) else status.st_mtime_ns
 
 
@@ -369,11 +375,17 @@ def send(path: Path, target: Path) -> None:
         place.fs.put_file(str(path), place.path)
 
 
+def _explain_url(path: Path) -> AbstractContextManager[None]:
+    return _explain(path, "cannot be read") if is_url(path) else nullcontext()
+
+
 @contextmanager
 def _explain(path: Path | str, failure: str) -> Iterator[None]:
     """Turn any error into a UserError, because every file system has its own errors."""
     try:
         yield
+    except UserError:
+        raise
     except FileNotFoundError:
         raise UserError(f"{path} is missing") from None
     except Exception as error:

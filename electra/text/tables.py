@@ -23,7 +23,15 @@ import numpy as np
 
 from electra.errors import UserError, did_you_mean, import_extra, require
 from electra.files import parse_json, parse_object, require_regular
-from electra.text.streams import DATASET, STDIN, compression_of, open_source, unchanged
+from electra.text.streams import (
+    BLOCK_BYTES,
+    DATASET,
+    STDIN,
+    compression_of,
+    open_source,
+    stream_blocks,
+    unchanged,
+)
 
 TABLE_FORMATS = (".tsv", ".csv", ".jsonl", ".parquet")
 SEPARATED_FORMATS = (".csv", ".tsv")
@@ -33,6 +41,8 @@ COLUMNAR_FORMATS = (".parquet", ".arrow")
 """Formats that are not text, and have an encoding of their own."""
 MAX_RECORD_CHARS = 1 << 28
 """Most characters of a record of text, and of a field of a .csv: both have to be in memory."""
+ARROW_FILE = b"ARROW1"
+"""How an Arrow file that has an index begins."""
 PARQUET_BATCH = 256
 """Rows of a Parquet file that are read at a time."""
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
@@ -203,7 +213,14 @@ def arrow_texts(path: Path, stream: IO[bytes], text_field: str) -> Iterator[byte
     """Yield the texts of a column of an Arrow file, as `datasets` saves them, as bytes."""
     ipc = import_extra("pyarrow.ipc", "parquet", path)
     with _explain_arrow(path):
-        reader = ipc.open_stream(stream)
+        first = stream.read(len(ARROW_FILE))
+        require(
+            first != ARROW_FILE,
+            f"{path} is an Arrow file with an index (Feather), and not a stream, as `datasets` "
+            "saves; save it as .parquet",
+        )
+        rest = iter(lambda: stream.read(BLOCK_BYTES), b"")
+        reader = ipc.open_stream(stream_blocks(itertools.chain([first], rest)))
         _require_column(path, text_field, reader.schema.names)
         for batch in reader:
             place = reader.schema.names.index(text_field)
@@ -245,7 +262,9 @@ def _to_bytes(path: Path, column: Any, text_field: str) -> Iterator[bytes | None
     yield from binary.to_pylist()
 
 
-def dataset_texts(name: str, text_field: str) -> Iterator[str | None]:
+def dataset_texts(
+    name: str, text_field: str, names: Sequence[str] | None = None
+) -> Iterator[str | None]:
     """Yield the texts of a dataset of Hugging Face, one after the other as they arrive.
 
     Its name is datasets:NAME, datasets:NAME:CONFIGURATION or datasets:NAME:CONFIGURATION:SPLIT,
@@ -259,7 +278,7 @@ def dataset_texts(name: str, text_field: str) -> Iterator[str | None]:
             title, configuration or None, split=split or "train", streaming=True
         )
         for number, record in enumerate(found, start=1):
-            yield _text_of(record, text_field, f"{name}, record {number}", None)
+            yield _text_of(record, text_field, f"{name}, record {number}", names)
     except UserError:
         raise
     except Exception as error:  # of the hub, the network, the format

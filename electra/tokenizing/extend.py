@@ -20,6 +20,7 @@ from electra.tokenizing.tokenizer import Tokenizer
 from electra.tokenizing.training import (
     count_words,
     read_lines,
+    refuse_min_frequency,
     state_of,
     train_pieces,
     train_tokens,
@@ -59,6 +60,7 @@ def extend(old: Tokenizer, texts: Iterable[str], config: TokenizerConfig) -> Tok
     if old.kind == "BPE":
         _add_merges(state, old, texts, config.min_frequency, wanted)
     else:
+        refuse_min_frequency(config)
         _add_pieces(state, old, texts, wanted)
     return Tokenizer.from_definition(Definition(state, old.special_tokens))
 

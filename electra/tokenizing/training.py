@@ -207,6 +207,12 @@ def _define(state: State) -> Definition:
     return define(state, {})
 
 
+def refuse_min_frequency(config: TokenizerConfig) -> None:
+    """Refuse a least frequency, which pieces with scores do not have."""
+    if config.min_frequency != TokenizerConfig.min_frequency:
+        raise UserError("min_frequency is a setting of wordpiece and bpe; unigram has none")
+
+
 def train_unigram(texts: Iterable[str], config: TokenizerConfig) -> Definition:
     """Return a Unigram tokenizer, whose pieces and scores SentencePiece finds.
 
@@ -214,8 +220,7 @@ def train_unigram(texts: Iterable[str], config: TokenizerConfig) -> Definition:
     ALPHABET_COVERAGE of the text or fill half of the vocabulary. All special tokens but [UNK] have
     the last ids, outside the pieces, so that they are not found in text.
     """
-    if config.min_frequency != TokenizerConfig.min_frequency:
-        raise UserError("min_frequency is a setting of wordpiece and bpe; unigram has none")
+    refuse_min_frequency(config)
     normalizer = build_normalizer(config, "NFKC")
     words = count_words(read_lines(texts), normalizer.normalize_str)
     pieces = train_pieces(words, config.vocab_size - len(SPECIAL_TOKENS) + 1)
