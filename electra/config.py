@@ -560,7 +560,7 @@ class TrainConfig(Settings):
     """Number of newest checkpoints to keep; older checkpoints are removed."""
     keep_every: Annotated[int, AtLeast(0)] = 0
     """Every keep_every-th checkpoint is kept as well: those at multiples of keep_every * save_every
-    steps. 0: none."""
+    steps, also of those before a change of either. 0: none."""
     tracker: Literal["none", "wandb", "trackio"] = "none"
     """Where the records of metrics.jsonl and the settings go as well: to Weights & Biases, or to
     trackio. The project is electra, unless WANDB_PROJECT or TRACKIO_PROJECT names another. A run
