@@ -601,6 +601,7 @@ def test_a_frozen_generator_is_that_of_the_other_run(train, tmp_path, objective)
     first = train("first", f"method.objective={objective}")
     frozen = f"generator.kind=frozen generator.frozen_run={first} method.sharing=none"
     assert_continues(train, frozen, "generator.temperature=2 generator.temperature_decay=0.1")
+    assert read_manifest(tmp_path / "whole")["generator"]["source"] == f"{first} at step 12"
     expected = read_pretrained(first).masked_lm
     _, tensors = final_tensors(tmp_path / "whole")
     for part, parameters in (("encoder", expected.encoders[0]), ("head", expected.head)):

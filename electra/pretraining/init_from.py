@@ -308,6 +308,11 @@ def describe_start(model: Objective, config: PretrainConfig, start: SavedModel) 
         "parts": describe_parts(model, config, start),
     }
     if config.generator.start == "folder":
-        other = read_pretrained(Path(config.generator.start_folder))
-        found["generator"] = {"source": other.source, "sha256": other.sha256}
+        found["generator"] = describe_weights(config.generator.start_folder)
     return found
+
+
+def describe_weights(folder: str) -> dict[str, Any]:
+    """Return what manifest.json says of the weights in a folder."""
+    other = read_pretrained(Path(folder))
+    return {"source": other.source, "sha256": other.sha256}

@@ -39,6 +39,7 @@ from electra.pretraining.evaluation import Domains, open_domains
 from electra.pretraining.guard import MAX_IN_A_ROW
 from electra.pretraining.init_from import (
     describe_start,
+    describe_weights,
     fit_to_start,
     load_network,
     load_start,
@@ -294,6 +295,8 @@ def _create(
         old = domains.get("old")
         manifest["init_from"] = describe_start(step.model, config, start)
         manifest["also_evaluate"] = old and {"folder": str(old.folder), "sha256": old.digest}
+    if config.generator.kind == "frozen":
+        manifest["generator"] = describe_weights(config.generator.frozen_run)
     with new_folder(run) as folder:
         shards.tokenizer.save(folder / "tokenizer")
         write_json(folder / "manifest.json", manifest)
