@@ -158,7 +158,7 @@ def fill(model: Model, texts: Sequence[str], *, top: int = 5) -> list[list[list[
 
 
 def predict(model: Model, records: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the answer to each record, as `electra predict` writes it.
+    """Return the answer to each record, as `electra predict` writes it; long texts are cut.
 
     Args:
         model: A fine-tuned model.

@@ -132,6 +132,7 @@ URL_OF = (
 
 LONG = "n" * 300
 NO_TABLE = "must be a .html or .htm or .md file, not "
+TUNE = "finetune run --task own --data task --out OUT"
 MISTAKES = [
     *((words, "nowhere") for words in MISSING),
     (f"tokenizer {LONG} --out OUT", f"{LONG}: File name too long"),
@@ -167,7 +168,8 @@ MISTAKES = [
     ("prepare '' --tokenizer vocabulary --out OUT", "an empty name"),
     ("prepare TEXT --tokenizer v --out OUT --task ''", "takes I/N"),
     ("prepare TEXT", "error: prepare needs --tokenizer\n"),
-    ("finetune run --task own --data task --out OUT --seeds 0 --dry-run", "1 to 1000, not 0"),
+    (f"{TUNE} --seeds 0 --dry-run", "1 to 1000, not 0"),
+    (f"{TUNE} --grid sequence_length=16,999 --dry-run", "sequence_length 999 is more than the"),
     ("export shards --out OUT", "no config.json"),
     ("export run --out scores", "exists already"),
     ("tokenizer TEXT --out s3://a/b", "s3:/a/b is a URL, and only shards"),

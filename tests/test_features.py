@@ -89,6 +89,7 @@ def test_what_does_not_fit_the_start_or_the_task_is_refused(pretrained, data):
         ("layer_lr_decay=0.5", task, False, "layer_lr_decay 0.5 is for an encoder that le"),
         ("reset_layers=1", task, True, "from scratch all layers begin anew: set reset_layers=0"),
         ("epochs=1", choice, False, "features.layers"),
+        ("pooling=mean", task, False, "its last states: with features.layers 2 reads none"),
     ):
         refuse(message, fit_to_start, override(CONFIG, [setting]), pretrained, asked, from_scratch)
 

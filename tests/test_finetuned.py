@@ -239,6 +239,8 @@ def test_a_record_needs_no_more_than_the_fields_of_its_family(runs):
     named, numbered = model.answer([asked | {"id": "x", "other": 5}, asked]).records
     assert (named["id"], numbered["id"]) == ("x", "2")
     assert named | {"id": "2"} == numbered
+    parsed = model.parse([asked, asked])  # records of several requests are computed together
+    assert [model.answer_examples([each]).records[0]["id"] for each in parsed] == ["1", "2"]
     refuse("record 2: no 'context', which must", lambda: model.answer([asked, {"question": "x"}]))
     tagger = load_model(read_finetuned(runs / "tags"))
     assert tagger.answer([{"tokens": []}]).records == [{"tokens": [], "tags": []}]
@@ -527,8 +529,13 @@ def test_pairs_of_gelu_units_are_a_linear_layer(num_labels, size):
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
 
 
-def test_more_labels_than_pairs_of_units_are_refused():
-    refuse("32 hidden units can", lambda: expand_classifier(torch.ones(17, 32), torch.ones(17)))
+def test_of_more_labels_than_pairs_of_units_the_encoder_is_exported(runs, tmp_path):
+    tuned = read_finetuned(runs / "texts")
+    many = {"dense.weight": torch.ones(33, 64), "dense.bias": torch.ones(33)}
+    facts = tuned.facts | {"labels": [f"x{number}" for number in range(33)]}
+    kept = dataclasses.replace(tuned.kept, head=many)
+    tuned = dataclasses.replace(tuned, kept=kept, facts=facts)
+    assert describe_finetuned(tuned).has_class is False
 
 
 @pytest.mark.parametrize(("name", "shape"), [("texts", (16,)), ("choices", (16, 3))])
@@ -628,4 +635,4 @@ def test_the_verb_exports_a_fine_tuning(runs, tmp_path, capsys):
     printed = succeed(capsys, "export", runs / "mean", "--out", tmp_path / "mean").out
     wrote, following = printed.strip().splitlines()
     assert wrote.endswith("as ElectraModel, with its head in head.safetensors")
-    assert "--onnx, which holds the head; or, for a classifier of transformers, fine" in following
+    assert following.endswith("mean/README.md has lines that use both")

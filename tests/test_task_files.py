@@ -18,7 +18,7 @@ from electra.finetuning.loop import finetune
 from electra.settings import override
 from electra.tasks.choice import ChoiceQuestion
 from electra.tasks.classification import Example
-from electra.tasks.registry import read_task
+from electra.tasks.registry import read_records, read_task
 from electra.tasks.squad import SpanQuestion, read_questions
 from electra.tasks.tagging import TaggedSentence
 from electra.text.tables import read_table, read_text_lines
@@ -411,6 +411,10 @@ def test_files_are_found_in_any_case_and_in_parts(tmp_path):
     refuse("has train-00001-of-00002.parquet alone, of 2 parts", read, "own", tmp_path)
     parts[1].rename(tmp_path / "train-00000-of-00001.parquet")
     refuse("train-00000-of-00001.parquet: every 'label' is 'bad'", read, "own", tmp_path)
+    for part, name in enumerate(("train", "dev", "test-0-of-2", "test-1-of-2")):
+        text = TRAIN if part < 3 else "text\tlabel\na text\t\n"
+        write_files(tmp_path / "mixed", {f"{name}.tsv": text})
+    refuse("own: some files of test have labels and others none", read, "own", tmp_path / "mixed")
     cola = {"TRAIN.TSV": COLA, "Dev.tsv.gz": gzip.compress(COLA.encode())}
     assert len(read("cola", write_files(tmp_path / "CoLA", cola)).examples["dev"]) == 2
 
@@ -465,6 +469,10 @@ def test_a_csv_may_have_another_separator(tmp_path):
     assert [each.text_a for each in task.examples["train"]] == ["a; b, c", "d", "e\nf", "g"]
     records = task.family.read_records(tmp_path / "dev.csv", [], task.columns, ";")
     assert records[0] == {"text": "a; b, c"}
+    facts = task.family.facts() | {"task": "own", "columns": task.columns, "separator": ";"}
+    write_files(tmp_path, {"new.csv": "text,id\na;b,1\n", "one.csv": "text\na, b\n"})
+    assert read_records(facts, tmp_path / "new.csv") == [{"text": "a;b"}]
+    assert read_records(facts, tmp_path / "one.csv") == [{"text": "a, b"}]
     tabs = write_files(tmp_path / "tabs", {"train.csv": TRAIN, "dev.csv": TRAIN})
     assert len(read("own", tabs, "own.separator=\\t").examples["train"]) == 4
     refuse("own.separator must be one character", read, "own", tabs, "own.separator=ab")

@@ -218,17 +218,13 @@ def expand_classifier(weight_CH: Tensor, bias_C: Tensor) -> dict[str, Tensor]:
 
     The class computes dense(GELU(inner(h))). Since GELU(x) - GELU(-x) = x, two hidden units with
     opposite weights pass a logit on unchanged. The C pairs of units are repeated as often as H
-    units allow, and the second layer averages the copies. Dropout and gradients are then spread
-    over the layer as in an ordinary head. The remaining H % 2C units are zero and stay zero in
-    training.
+    units allow, at least once, and the second layer averages the copies. Dropout and gradients are
+    then spread over the layer as in an ordinary head. The remaining H % 2C units are zero and stay
+    zero in training.
     """
     num_classes, hidden_size = weight_CH.shape
     copies = hidden_size // (2 * num_classes)
-    require(
-        copies >= 1,
-        f"transformers' classifier with {hidden_size} hidden units can hold at most "
-        f"{hidden_size // 2} labels of ours, not {num_classes}; use electra predict",
-    )
+    assert copies >= 1
     num_used = 2 * num_classes * copies
     inner_HH = torch.zeros(hidden_size, hidden_size)
     inner_HH[:num_used] = torch.cat([weight_CH, -weight_CH]).repeat(copies, 1)

@@ -102,6 +102,7 @@ def export(
     AutoModelForQuestionAnswering or AutoModelForMultipleChoice, which gives the answers of `electra
     predict`. Where transformers has no class with the model's head, OUT is the encoder, with the
     head in a file beside it and lines in the card that use both; ONNX holds the whole network.
+    Of pairs longer than a row, transformers' tokenizers may keep a token more of the second text.
     The folders work without electra. What --as (but gguf) and --onnx write is compared with the
     original, and refused if it does not agree.
 
@@ -186,10 +187,7 @@ def _print_export(
     if HEAD_FILE in heads:
         file = out / "onnx" / "model.onnx"
         whole = f"load {file}" if file.is_file() else "export with --onnx"
-        following = (
-            f"{whole}, which holds the head; or, for a classifier of transformers, fine-tune with "
-            "--set pooling=cls and export that"
-        )
+        following = f"{whole}, which holds the head; {out / 'README.md'} has lines that use both"
     if (file := out / GGUF_FILE).is_file():
         wrote = f"{source} as the graph {architecture} of llama.cpp"
         following = f"llama-embedding -m {shlex.quote(str(file))} --embd-normalize -1 -p 'a text'"

@@ -78,13 +78,14 @@ def finetune(
     if grid:  # it compares seeds as they are drawn
         preset = dataclasses.replace(preset, reseeds=0)
     combinations = combine(resolve(preset, config, set_), set_, grid)  # without a grid it is one
-    settings = next(iter(combinations.values()))
     refuse_existing(out)
     require_seeds(seeds)
     if dry_run:
         times = f"{seeds} times" if seeds > 1 else "once"
         each = f" with each of {' '.join(combinations)}" if grid else ""
-        job = read_job(read_model(start), task, data, settings, from_scratch=from_scratch)
+        pretrained = read_model(start)
+        for settings in reversed(combinations.values()):  # all are checked, the first is printed
+            job = read_job(pretrained, task, data, settings, from_scratch=from_scratch)
         return _print_plan(job, f"fine-tune {times}{each}, write {out}")
     with Progress(f"fine-tuning on {task}", unit="steps") as progress:
         show = show_finetuning(progress, seeds * len(combinations))
@@ -93,7 +94,7 @@ def finetune(
             results = search(start, task, data, out, combinations, **how)
             scores, table = out / results["best"], tabulate(results)
         else:
-            results = run_finetune(start, task, data, out, settings, **how)
+            results = run_finetune(start, task, data, out, *combinations.values(), **how)
             scores, table = out, finetuning_table([read_finetuning(out / "results.json")])
     print_table(table.rows, table.headers)
     _print_end(start, out, scores, results["notes"])

@@ -273,7 +273,7 @@ def describe_seed(
     notes = [family.describe_collapse(dev, best.outputs)]
     if not math.isfinite(last_loss):
         notes.append("the loss is no longer finite")
-    elif last_loss > CHANCE * chance:
+    elif chance and last_loss > CHANCE * chance:  # 0: the drawn examples have one label
         notes.append(f"the loss ends at {last_loss:.3f}, that of a constant answer is {chance:.3f}")
     others = {
         split: family.score(rows.splits[split], outputs)

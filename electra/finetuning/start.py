@@ -81,8 +81,15 @@ def fit_to_start(
         f"sequence_length {length} is more than the {longest} tokens that {source} was trained on; "
         "positions beyond them were never trained",
     )
+    usual = finetune_preset(pretrained.encoder)
+    is_pooled = task.family.pools and not layers
     require(
-        config.pooling != "cls" or not pretrained.encoder.causal or config.bilstm,
+        is_pooled or config.pooling in (usual.pooling, FinetuneConfig.pooling),
+        f"pooling {config.pooling} is for one answer to a text, from its last states: "
+        f"{f'with features.layers {layers}' if layers else task.name} reads none; leave it out",
+    )
+    require(
+        config.pooling != "cls" or not pretrained.encoder.causal or config.bilstm or not is_pooled,
         f"pooling cls: [CLS] of {source} sees no text, as it is causal; set pooling=mean",
     )
     size = pretrained.encoder.hidden_size
@@ -100,10 +107,11 @@ def fit_to_start(
             task.family.reads_features,
             f"features.layers is for classification and tagging, not for {task.name}",
         )
-        usual = finetune_preset(pretrained.encoder).layer_lr_decay
         advice = f"is for an encoder that learns; with features.layers {layers} it does not: set"
         require(reset == 0, f"reset_layers {reset} {advice} reset_layers=0")
-        require(decay in (1, usual), f"layer_lr_decay {decay} {advice} layer_lr_decay=1")
+        require(
+            decay in (1, usual.layer_lr_decay), f"layer_lr_decay {decay} {advice} layer_lr_decay=1"
+        )
         decay = 1.0
     return dataclasses.replace(
         config, sequence_length=length, epochs=config.epochs or task.epochs, layer_lr_decay=decay

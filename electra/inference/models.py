@@ -20,7 +20,6 @@ from electra.inference.embed import Pooling, embed
 from electra.inference.network import LoadedEncoder, LoadedNetwork, load_kept, load_network
 from electra.inference.predict import FinetunedModel, load_model
 from electra.reports.tokens import Word
-from electra.tasks.family import number_records
 from electra.text.streams import stamp_of
 from electra.training.machine import Machine
 
@@ -171,14 +170,9 @@ class TaskModel:
             "max_tokens": self.model.sequence_length - 2,
         }
 
-    def check(self, records: Sequence[Any]) -> None:
-        """Refuse records that lack a field, before they wait among those of others."""
-        for record in number_records(records):
-            self.model.network.family.parse(record)
-
-    def predict(self, records: list[Any]) -> Sequence[Any]:
-        """Answer records as `FinetunedModel.answer`."""
-        return self.model.answer(records).records
+    def predict(self, examples: list[Any]) -> Sequence[Any]:
+        """Answer parsed records, those of several requests together."""
+        return self.model.answer_examples(examples).records
 
 
 ServedModel = PretrainedModel | TaskModel

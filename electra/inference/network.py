@@ -53,14 +53,18 @@ class LoadedEncoder:
         """Return the hidden states (B, L, H) of rows of ids, between [CLS] and [SEP].
 
         Shorter rows are padded at their end. The states are those after a layer, from 1; None: the
-        last. States that are no numbers are refused.
+        last. Those of a lower layer pass through the final norm, if there is one, as those of an
+        encoder that ends with this layer. States that are no numbers are refused.
         """
         input_ids_BL, mask_BL = self.pad(rows)
         if layer is None:
             return require_numbers(self.encoder(input_ids_BL, mask_BL))
         self.require_layer(layer)
         states = self.encoder.layer_states(input_ids_BL, mask_BL)
-        return require_numbers(next(islice(states, layer - 1, None)))
+        state_BLH, norm = next(islice(states, layer - 1, None)), self.encoder.final_norm
+        if norm is not None and layer < self.num_layers:
+            state_BLH = norm(state_BLH)
+        return require_numbers(state_BLH)
 
     def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Return rows of ids between [CLS] and [SEP] (B, L), and True at what is no padding."""

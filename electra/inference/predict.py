@@ -45,11 +45,24 @@ class FinetunedModel:
         """Return the answers to records, which do not depend on the other records of the list.
 
         On the machine of the fine-tuning, the answers to dev are bit for bit those of training.
+        """
+        return self.answer_examples(self.parse(records), progress)
+
+    def parse(self, records: Sequence[Any]) -> list[Any]:
+        """Return records as examples of the family.
+
         Records are dictionaries with the fields of `Family.fields`; others are ignored. A record of
         which a field is missing or wrong is refused by its number, from 1.
         """
+        return list(map(self.network.family.parse, number_records(records)))
+
+    def answer_examples(
+        self,
+        examples: Sequence[Any],
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Answers:
+        """Return the answers to parsed records, as `answer`."""
         family = self.network.family
-        examples = [family.parse(record) for record in number_records(records)]
         if not examples:
             return Answers([], 0)
         rows = family.encode(examples, self.tokenizer, self.sequence_length)

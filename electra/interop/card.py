@@ -133,6 +133,7 @@ def write_card(
         sizes=sizes,
         is_bare=architecture.endswith("Model"),
         is_pair=isinstance(head, PairHead),
+        state="[0, 0]" if getattr(head, "pooling", "") == "cls" else "[0].mean(dim=0)",
         is_finetuned=any(fact == "task" for fact, _ in facts),
         length=length,
         facts=facts,

@@ -226,6 +226,8 @@ def describe_finetuned(model: Finetuned) -> Outgoing:
     is_modern, is_electra = (sizes.architecture == each for each in ("modernbert", "electra"))
     is_classifier = family in ("classification", "choice")
     fits = "inner.dense.weight" in head if is_modern else pooling == "cls"
+    if is_electra and family == "classification":
+        fits = fits and len(labels) <= sizes.hidden_size // 2  # see `expand_classifier`
     has_class = fits or not is_classifier
     settings: dict[str, Any] = {}
     if is_modern:
@@ -305,7 +307,7 @@ def convert(
     require(
         has_head or kind in ("", "PreTraining"),
         f"BERT has no class with the head of {ELECTRA.class_name(kind)}: its own reads a pooler "
-        "with tanh; export without --as bert, or with --onnx",
+        "with tanh; export without --as bert",
     )
     beside = {} if has_head else head
     if outgoing.kind == "PreTraining":

@@ -101,7 +101,7 @@ def write_gguf(path: Path, network: SavedNetwork, tokenizer: Tokenizer, length: 
 
 def _require_graph(sizes: EncoderConfig) -> None:
     """Refuse an encoder that llama.cpp has no graph of."""
-    instead = "; export without --as gguf, or with --onnx"
+    instead = "; export without --as gguf"
     require(
         sizes.architecture in ("electra", "modernbert") and not sizes.causal,
         f"llama.cpp has no graph of {'a causal ' * sizes.causal}{sizes.architecture}{instead}",
@@ -120,7 +120,7 @@ def _require_graph(sizes: EncoderConfig) -> None:
 
 def _list_tokens(tokenizer: Tokenizer) -> list[str]:
     """Return the tokens as llama.cpp stores them; refuse what it would cut otherwise."""
-    instead = "; export without --as gguf, or with --onnx"
+    instead = "; export without --as gguf"
     bert = tokenizer.definition.bert
     require(
         bert is not None and bool(bert["split_ideographs"]),

@@ -283,8 +283,8 @@ async def predict(
 ) -> list[dict[str, Any]]:
     """The answers of a fine-tuned model."""
     sizes = list(map(_count_chars, body.records))
-    found.check(body.records)
-    answers: list[dict[str, Any]] = await service.ask(found.predict, body.records, sizes)
+    examples = found.model.parse(body.records)  # before they wait among those of others
+    answers: list[dict[str, Any]] = await service.ask(found.predict, examples, sizes)
     return answers
 
 

@@ -37,6 +37,7 @@ class MultipleChoice(Labelled):
     """Contexts with `num_choices` choices each; a choice is named by its number, from 0."""
 
     fields: ClassVar[tuple[str, ...]] = ("context", "choices")
+    pools: ClassVar[bool] = True
 
     num_choices: int
     begin: str = ""

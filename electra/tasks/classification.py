@@ -63,7 +63,7 @@ class Labelled(Family):
 
     def measure(self, rows: Rows, decided: Sequence[float]) -> dict[str, float]:
         """Return the metrics of what was decided; empty if the labels are unknown."""
-        if rows.examples[0].label is None:
+        if not self.is_labelled(rows.examples[0]):
             return {}
         labels = rows.targets["labels"].tolist()
         return score(self.metrics, labels, decided, len(self.labels))
@@ -152,6 +152,7 @@ class Classification(Labelled):
     """Texts or pairs with one of `labels`, or of a regression with a number in `label_range`."""
 
     reads_features: ClassVar[bool] = True
+    pools: ClassVar[bool] = True
 
     metrics: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()

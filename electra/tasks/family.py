@@ -197,6 +197,8 @@ class Family(ABC):
     """Default sequence length, in tokens. Source: Table 7."""
     reads_features: ClassVar[bool] = False
     """Whether the head may be a FeatureHead on a frozen encoder."""
+    pools: ClassVar[bool] = False
+    """Whether the head reads one state of a row, which `pooling` chooses."""
 
     @property
     @abstractmethod
@@ -235,6 +237,10 @@ class Family(ABC):
         Raises:
             UserError: The file cannot be read, is empty or does not fit.
         """
+
+    def is_labelled(self, example: Any) -> bool:
+        """Return whether the right answer to an example is known."""
+        return example.label is not None
 
     @abstractmethod
     def encode(self, examples: Sequence[Any], tokenizer: Tokenizer, sequence_length: int) -> Rows:
@@ -317,6 +323,15 @@ class Task:
     """Whether to train on every pair of texts in reverse order, too."""
     notes: tuple[str, ...] = ()
     """What a user must know of how the files were read, a sentence each."""
+
+    def __post_init__(self) -> None:
+        """Refuse a split of which a part only has labels, since it can be scored no way."""
+        for split, examples in self.examples.items():
+            require(
+                len(set(map(self.family.is_labelled, examples))) < 2,
+                f"{self.name}: some files of {split} have labels and others none; give all of them "
+                "labels, or none",
+            )
 
     @property
     def training_examples(self) -> list[Any]:

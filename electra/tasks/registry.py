@@ -16,6 +16,7 @@ from electra.tasks.glue import GLUE, NAMES, read_glue_task
 from electra.tasks.own import read_own_task
 from electra.tasks.squad import SpanExtraction, read_squad_task
 from electra.tasks.tagging import Tagging, read_tagging_task
+from electra.text.tables import SEPARATED_FORMATS, SEPARATORS, format_of, read_text_lines
 
 OWN = "own"
 SWAG = "swag"
@@ -104,7 +105,11 @@ def read_records(
 ) -> list[dict[str, Any]]:
     """Return the records in a file for a saved model with these facts to answer.
 
-    `Family.read_records` says which files, columns and refusals.
+    `Family.read_records` says which files, columns and refusals. A .csv or .tsv has the separator
+    of training's, unless its first line has others alone.
     """
     family, separator = restore_family(facts), facts.get("separator", "")
+    if separator and format_of(path) in SEPARATED_FORMATS:
+        first = next(iter(read_text_lines(path)), "")
+        separator *= separator in first or not any(map(first.count, SEPARATORS))
     return family.read_records(path, columns, facts["columns"], separator)

@@ -377,6 +377,10 @@ class SpanExtraction(Family):
         """Return the context: the questions about a text stay together."""
         return example.context
 
+    def is_labelled(self, example: SpanQuestion) -> bool:
+        """Return whether the answers to a question are known; it may have none."""
+        return example.answers is not None
+
     def parse(self, record: Record) -> SpanQuestion:
         """Return {"question": ..., "context": ...} as a question.
 
@@ -470,7 +474,7 @@ class SpanExtraction(Family):
 
     def score(self, rows: Rows, outputs: Outputs) -> dict[str, float]:
         """Return F1 and exact match; also SQuAD 2.0's scores if some questions have no answer."""
-        if rows.examples[0].answers is None:
+        if not self.is_labelled(rows.examples[0]):
             return {}
         found = find_answers(rows, outputs)
         gold = [question.answers or () for question in rows.examples]

@@ -432,6 +432,10 @@ class Tagging(Labelled):
     metrics: tuple[str, ...] = ()
     """ENTITY_METRICS, or accuracy alone if the tags name no entities."""
 
+    def is_labelled(self, example: TaggedSentence) -> bool:
+        """Return whether the tags of a sentence are known."""
+        return bool(example.tags)
+
     def parse(self, record: Record) -> TaggedSentence:
         """Return {"tokens": [...]}, a list of words, as a sentence; it may be empty."""
         words = record.texts("tokens")
@@ -523,7 +527,7 @@ class Tagging(Labelled):
 
     def measure(self, rows: Rows, decided: Sequence[float]) -> dict[str, float]:
         """Return the metrics over all words as fractions; empty if the tags are unknown."""
-        if not rows.examples[0].tags:
+        if not self.is_labelled(rows.examples[0]):
             return {}
         gold = [sentence.tags for sentence in rows.examples]
         predicted = self._spell(rows, decided)
@@ -564,7 +568,7 @@ class Tagging(Labelled):
             lines.append("\n")
         text = "".join(lines)  # half a surrogate pair, which JSON can hold, is no character
         (folder / f"{before}predictions.conll").write_text(text, "utf-8", errors="replace")
-        if self.metrics == ENTITY_METRICS and rows.examples[0].tags:
+        if self.metrics == ENTITY_METRICS and self.is_labelled(rows.examples[0]):
             counts = count_entities((sentence.tags for sentence in rows.examples), predicted)
             lines = ["type\tprecision\trecall\tf1\tgold\tpredicted\tcorrect\n"]
             for name, each in counts.items():
