@@ -61,7 +61,7 @@ def test_the_first_ids_of_a_text_are_those_of_the_whole(lowercase):
 
 def test_batches_carry_ids_mask_segments_and_labels(toy_tokenizer):
     examples = [Example("the queen", "a boat", 1), Example("a", None, 0), Example("a", "", None)]
-    rows = encode(TEXTS, examples, toy_tokenizer, 8)
+    rows = TEXTS.encode(examples, toy_tokenizer, 8)
     batch = make_batch(rows, torch.tensor([1, 0, 2]), CPU)
     a, cls, sep = toy_tokenizer.encode("a")[0], toy_tokenizer.cls_id, toy_tokenizer.sep_id
     ids = batch.input_ids
@@ -120,7 +120,7 @@ def test_every_choice_is_a_row_beside_the_context(toy_tokenizer):
         ChoiceQuestion("the queen", ("a boat", "sold", ""), 1),
         ChoiceQuestion("a", ("a", "the castle", "a"), None),
     ]
-    rows = encode(MultipleChoice(3), questions, toy_tokenizer)
+    rows = MultipleChoice(3).encode(questions, toy_tokenizer, 16)
     assert (len(rows), rows.rows_per_item, rows.input_ids.shape[0]) == (2, 3, 6)
     read, cls, sep = toy_tokenizer.encode, toy_tokenizer.cls_id, toy_tokenizer.sep_id
     asked = [(each.context, choice) for each in questions for choice in each.choices]
