@@ -65,6 +65,7 @@ REFUSED = [
     (TINY, "generator.warmup_steps=6500", "generator.warmup_steps"),
     (QUICKSTART, "max_seconds=1", "max_seconds"),
     (QUICKSTART, "num_labelled=3", "num_labelled"),
+    (QUICKSTART, "tokenizer.encoding=euc_kr", "left out: set prepare.encoding"),
     (QUICKSTART, "num_asked=3", "num_asked"),
     (ServeConfig(), "max_chars=3000000", "max_waiting_chars"),
     # What goes together: the generator.

@@ -4,7 +4,13 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Annotated
 
-from electra.config import FinetuneConfig, PrepareConfig, PretrainConfig, TokenizerConfig
+from electra.config import (
+    FinetuneConfig,
+    PrepareConfig,
+    PretrainConfig,
+    TextConfig,
+    TokenizerConfig,
+)
 from electra.presets import FINETUNE_PRESETS, PRESETS
 from electra.settings import AtLeast, Order, Settings
 
@@ -56,6 +62,9 @@ class QuickstartConfig(Settings):
         # Each label twice, the rule of `own` tasks.
         is_enough = self.num_labelled >= 2 * self.num_packages
         self.must("num_labelled", is_enough, f"be at least twice num_packages {self.num_packages}")
+        for each in dataclasses.fields(TextConfig):
+            is_left = getattr(self.tokenizer, each.name) == each.default
+            self.must(f"tokenizer.{each.name}", is_left, f"be left out: set prepare.{each.name}")
 
 
 QUICKSTART = QuickstartConfig(

@@ -13,7 +13,13 @@ from typing import Any, NamedTuple
 
 from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import LOCK
-from electra.config import PrepareConfig, PretrainConfig, TokenizerConfig, longest_warmup
+from electra.config import (
+    PrepareConfig,
+    PretrainConfig,
+    TextConfig,
+    TokenizerConfig,
+    longest_warmup,
+)
 from electra.errors import command, require
 from electra.files import hold, new_folder, read_object, write_json
 from electra.finetuning.grid import combine, search
@@ -193,7 +199,10 @@ def _show_count(items: Iterable[Any], progress: Progress) -> Iterator[Any]:
 
 
 def _train_tokenizer(corpus: Sequence[str], out: Path, config: QuickstartConfig) -> Tokenizer:
-    changed = set_words(TokenizerConfig(), config.tokenizer)
+    read = {
+        each.name: getattr(config.prepare, each.name) for each in dataclasses.fields(TextConfig)
+    }
+    changed = set_words(TokenizerConfig(), dataclasses.replace(config.tokenizer, **read))
     print_step(command("tokenizer", *corpus, "--out", out / "tokenizer", *changed))
     if (out / "tokenizer").exists():
         return Tokenizer.load(out / "tokenizer")
