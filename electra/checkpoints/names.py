@@ -224,7 +224,6 @@ def expand_classifier(weight_CH: Tensor, bias_C: Tensor) -> dict[str, Tensor]:
     """
     num_classes, hidden_size = weight_CH.shape
     copies = hidden_size // (2 * num_classes)
-    assert copies >= 1
     num_used = 2 * num_classes * copies
     inner_HH = torch.zeros(hidden_size, hidden_size)
     inner_HH[:num_used] = torch.cat([weight_CH, -weight_CH]).repeat(copies, 1)

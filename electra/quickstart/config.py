@@ -62,9 +62,9 @@ class QuickstartConfig(Settings):
         # Each label twice, the rule of `own` tasks.
         is_enough = self.num_labelled >= 2 * self.num_packages
         self.must("num_labelled", is_enough, f"be at least twice num_packages {self.num_packages}")
-        for each in dataclasses.fields(TextConfig):
-            is_left = getattr(self.tokenizer, each.name) == each.default
-            self.must(f"tokenizer.{each.name}", is_left, f"be left out: set prepare.{each.name}")
+        for name, usual in vars(TextConfig()).items():
+            is_left = getattr(self.tokenizer, name) == usual
+            self.must(f"tokenizer.{name}", is_left, f"be left out: set prepare.{name}")
 
 
 QUICKSTART = QuickstartConfig(

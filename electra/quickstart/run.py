@@ -199,9 +199,7 @@ def _show_count(items: Iterable[Any], progress: Progress) -> Iterator[Any]:
 
 
 def _train_tokenizer(corpus: Sequence[str], out: Path, config: QuickstartConfig) -> Tokenizer:
-    read = {
-        each.name: getattr(config.prepare, each.name) for each in dataclasses.fields(TextConfig)
-    }
+    read = {name: getattr(config.prepare, name) for name in vars(TextConfig())}
     changed = set_words(TokenizerConfig(), dataclasses.replace(config.tokenizer, **read))
     print_step(command("tokenizer", *corpus, "--out", out / "tokenizer", *changed))
     if (out / "tokenizer").exists():

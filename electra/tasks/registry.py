@@ -16,7 +16,8 @@ from electra.tasks.glue import GLUE, NAMES, read_glue_task
 from electra.tasks.own import read_own_task
 from electra.tasks.squad import SpanExtraction, read_squad_task
 from electra.tasks.tagging import Tagging, read_tagging_task
-from electra.text.tables import SEPARATED_FORMATS, SEPARATORS, format_of, read_text_lines
+from electra.text.streams import open_source
+from electra.text.tables import SEPARATED_FORMATS, SEPARATORS, format_of
 
 OWN = "own"
 SWAG = "swag"
@@ -110,6 +111,8 @@ def read_records(
     """
     family, separator = restore_family(facts), facts.get("separator", "")
     if separator and format_of(path) in SEPARATED_FORMATS:
-        first = next(iter(read_text_lines(path)), "")
-        separator *= separator in first or not any(map(first.count, SEPARATORS))
+        with open_source(path) as (_, stream):
+            first = stream.readline().decode("utf-8", "replace")
+        if separator not in first and any(map(first.count, SEPARATORS)):
+            separator = ""  # its first line tells
     return family.read_records(path, columns, facts["columns"], separator)
