@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 import electra
+from electra.config import PrepareConfig, TokenizerConfig
 from electra.interop.importing import import_model
 from electra.pretraining.loop import resume
+from electra.shards.prepare import prepare
+from electra.tokenizing.tokenizer import Tokenizer
 
 RELEASE = Path(__file__).parent / "fixtures" / "release-0.1"
 NUMBERS = json.loads((RELEASE / "numbers.json").read_text())
@@ -22,6 +25,22 @@ BODIES = ("electra", "modernbert")
 def release(tmp_path):
     """A copy, since a run and its shards are written to."""
     return shutil.copytree(RELEASE, tmp_path / "release")
+
+
+def test_the_same_text_has_the_same_identity(release, tmp_path):
+    """Prepared again, it continues the runs of before: the manifest is the same to the byte."""
+    lines = [
+        f"{who} {verb} {what} ."
+        for who in ("the queen", "my neighbour", "a young doctor", "the sailor")
+        for verb in ("sold", "admired", "painted")
+        for what in ("a boat", "an engine", "the castle", "seven umbrellas")
+    ]
+    (tmp_path / "text.txt").write_text("\n\n".join("\n".join(lines[n::12]) for n in range(12)))
+    tokenizer = Tokenizer.train(lines, TokenizerConfig(vocab_size=100, min_frequency=1))
+    config = PrepareConfig(heldout_prob=0.3, workers=1)
+    prepare([str(tmp_path / "text.txt")], tokenizer, tmp_path / "shards", config)
+    found, expected = (each / "shards/manifest.json" for each in (tmp_path, release))
+    assert found.read_bytes() == expected.read_bytes()
 
 
 @pytest.mark.parametrize("body", BODIES)

@@ -94,8 +94,10 @@ def merge_pieces(
         parts = {"train": describe_part(entries), "heldout": heldout.finish()}
     if config.write_dropped:
         _write_dropped(folder / DROPPED, pieces, places, duplicates, config.seed, tokenizer.names)
-    # The settings that the shards depend on; of one that came later, if it is set.
+    # The settings that the shards depend on; of one that came later, if it is set. In the order of
+    # release 0.1, too: the sha256 of the manifest is the identity of the shards.
     left_out = {"workers", *(["form"] if config.form == "auto" else [])}
+    settings = {"border": config.border} | asdict(config)
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -109,7 +111,7 @@ def merge_pieces(
         "duplicates": num_repeats,
         "dropped": dropped,
         "heldout": rule,
-        "config": {name: each for name, each in asdict(config).items() if name not in left_out},
+        "config": {name: each for name, each in settings.items() if name not in left_out},
         "parts": parts,
     }
     write_json(folder / MOVES, moves)
