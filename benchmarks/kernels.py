@@ -222,7 +222,7 @@ def main() -> None:
     config = override(PRESETS[arguments.preset], settings)
     if arguments.mix_order:  # torch itself does it from 5 M elements on
         inductor.triton.mix_order_reduction_non_strict_mode = True
-    machine = prepare_machine("auto", config.train.precision, 0)
+    machine = prepare_machine("auto", config.train.precision, config.train.threads)
     variant = Plain if arguments.plain else Ours
     ours = variant(config, make_tokenizer(config.model.vocab_size), machine)
     record = measure(ours) | {"preset": arguments.preset, "settings": settings}
