@@ -486,7 +486,7 @@ class OptimizerConfig(Settings):
     generator_rate: Annotated[float, Within("(0, inf)")] = 1.0
     """Learning rate of the parameters that only the generator has, as a multiple of the rate of all
     others; shared embeddings have the rate of the others. The code of DeBERTaV3 (He et al. 2021)
-    has an option for two rates."""
+    has an option for two rates, where embeddings shared by gdes have the generator's."""
     weight_decay: Annotated[float, Within("[0, inf)")] = 0.01
     """Decoupled weight decay, multiplied by the learning rate. Biases and layer norms have none."""
     adam_beta1: Annotated[float, Within("[0, 1)")] = 0.9

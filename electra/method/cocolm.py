@@ -12,7 +12,7 @@
 Source: Meng et al. 2021, "COCO-LM: Correcting and Contrasting Text Sequences for Language Model
 Pretraining", section 3, known from notes; model.py of its released code. There the two heads are
 linear, and s passes a layer more. Here the heads are RTD's and the generator's, so that what is
-kept is RTD's discriminator.
+kept is RTD's discriminator. docs/DEVIATIONS.md lists all differences.
 
 Shape suffixes: B rows, L positions, S slots for masked positions in a row, H hidden size, N = 2 B
 states of [CLS].
