@@ -4,6 +4,7 @@ import gzip
 import itertools
 import json
 import lzma
+import resource
 from collections import Counter
 from dataclasses import replace
 from unittest.mock import patch
@@ -16,6 +17,7 @@ from refusals import refuse
 
 from electra.config import ExamplesConfig, PrepareConfig, TokenizerConfig
 from electra.pretraining.loop import pretrain
+from electra.shards import store
 from electra.shards.examples import MIXED_ROWS, Examples
 from electra.shards.pieces import list_pieces
 from electra.shards.prepare import prepare
@@ -301,6 +303,17 @@ def test_refusals_of_mixtures(corpora, toy_shards, tables, message):
     (corpora / "inner.toml").write_text('[[corpus]]\nshards = "small"')
     (corpora / "bad.toml").write_text(text)
     refuse(message, make_examples, corpora / "bad.toml")
+
+
+def test_a_mixture_may_open_the_files_of_all_its_corpora(corpora):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (store.SPARE_FILES, before[1]))
+        shards = open_shards(write_mixture(corpora, "weight", 1, 1))
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert limit == store.SPARE_FILES + 3 * len(shards.train + shards.heldout)
 
 
 def test_a_run_on_a_mixture_tells_its_epochs(corpora, toy_config, tmp_path):

@@ -306,6 +306,9 @@ def _open_mixture(path: Path, *, verify: bool | Literal["anew"]) -> Shards:
         Corpus(table["shards"], len(each.train), table.get("weight"), table.get("repeats", 1))
         for table, each in zip(tables, opened, strict=True)
     )
+    _allow_open_files(
+        path, sum(len(COLUMNS) * (len(each.train) + len(each.heldout)) for each in opened)
+    )
     facts = [[shards.digest for shards in opened], [corpus[2:] for corpus in mixture]]
     return Shards(
         path,
