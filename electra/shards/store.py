@@ -55,6 +55,8 @@ VERIFIED = "verified.json"
 """Memory of `open_shards`: the manifest's sha256 and when each file was changed last."""
 SPARE_FILES = 256
 """Files that a process may have open besides shards."""
+SPARE_MAPS = 4096
+"""Memory maps that it may have besides: libraries, stacks, large arrays."""
 MAX_FETCHES = 8
 """Files that `fetch_shards` copies at the same time."""
 MAX_SHARD_TOKENS = 1 << 31
@@ -271,6 +273,14 @@ def _require_sha256(path: Path, sha256: str) -> None:
 
 def _allow_open_files(folder: Path, number: int) -> None:
     """Raise this process's limit of open files, of which a memory map needs one."""
+    advice = "prepare it with a larger task_bytes, or raise the limit"
+    with suppress(OSError):  # of Linux alone
+        maps = int(Path("/proc/sys/vm/max_map_count").read_text(encoding="utf-8"))
+        require(
+            number + SPARE_MAPS <= maps,
+            f"{folder} has {number:,} shard files, but a process may map {maps:,} (sysctl "
+            f"vm.max_map_count); {advice}",
+        )
     if not resource:
         return
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -280,7 +290,7 @@ def _allow_open_files(folder: Path, number: int) -> None:
     require(
         most == resource.RLIM_INFINITY or most >= needed,
         f"{folder} has {number:,} shard files, but a process may open {most:,} (ulimit -Hn); "
-        "prepare it with a larger task_bytes, or raise the limit",
+        f"{advice}",
     )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
 
