@@ -1,6 +1,7 @@
 """Rows of several documents, whose tokens attend to their own document only."""
 
 import dataclasses
+import tracemalloc
 from bisect import bisect_right
 
 import numpy as np
@@ -20,7 +21,7 @@ from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.plan import make_rows, measure_activations
 from electra.pretraining.start import build_model
 from electra.settings import override
-from electra.shards.examples import Examples
+from electra.shards.examples import BLOCK_TOKENS, Examples
 from electra.shards.prepare import prepare
 from electra.shards.store import open_shards
 from electra.tokenizing.tokenizer import make_tokenizer
@@ -90,6 +91,20 @@ def test_numbers_are_those_of_the_stream(many_shards, length):
         assert token == examples.starts[row] + examples.counts[row]
         most = max(most, *expected)
     assert most > (1 if length == 8 else 3)
+
+
+def test_what_is_read_ahead_takes_bounded_memory(many_shards):
+    shards, config = (
+        open_shards(many_shards),
+        ExamplesConfig(sequence_length=512, attend="document"),
+    )
+    many = Examples(shards.train * 1000, shards.tokenizer, config, 0)
+    assert many.block_rows == BLOCK_TOKENS // 512
+    rows = many._draw(0, 10_000)
+    tracemalloc.start()
+    many._read(rows)
+    assert tracemalloc.get_traced_memory()[1] < 8 * 512 * len(rows)
+    tracemalloc.stop()
 
 
 def test_rows_are_the_same_but_for_the_numbers(toy_shards):

@@ -36,6 +36,8 @@ BLOCK_ROWS = 4096
 ROWS_OF_SHARD = 128
 """Rows that a block has of each shard, on average, or more. Fewer take longer: a shard is looked at
 for its rows of the block at once."""
+BLOCK_TOKENS = 1 << 27
+"""Most tokens of such a block, however many shards there are: it lies in each process's memory."""
 PARTNERS = 1 << 61
 """Added to the number of a shard, for the key of what its rows exchange."""
 MIXTURE = 1 << 62
@@ -81,13 +83,14 @@ class Examples:
             self.partners = np.concatenate(
                 [self._pair(number, end - len(plan[0]), end) for number, end, plan in shares]
             )
-        self.block_rows = max(BLOCK_ROWS, ROWS_OF_SHARD * len(shards))
+        length = config.sequence_length
+        rows = min(ROWS_OF_SHARD * len(shards), BLOCK_TOKENS // length)
+        self.block_rows = max(BLOCK_ROWS, rows)
         self.mixture = mixture
         self.corpus_ends = self.shard_ends[
             np.cumsum([c.num_shards for c in mixture], dtype=int) - 1
         ]
         self.quotas = _share_rows(mixture, np.diff(self.corpus_ends, prepend=0))
-        length = config.sequence_length
         # The smallest dtype, because the time of a comparison grows with the width of the dtype.
         self.position_L = np.arange(length, dtype=np.min_scalar_type(length))
 
@@ -206,7 +209,7 @@ class Examples:
             "length_B": length_B.astype(dtype),
         }
         if self.config.attend == "document":
-            found["documents_BL"] = self._number_documents(rows, second_B).astype(dtype)
+            found["documents_BL"] = self._number_documents(rows, second_B)
         if self.config.next_sentence:
             found["is_next_B"] = self._exchange_second(rows, slices_BL, first_B)
         return found
@@ -291,18 +294,19 @@ class Examples:
     def _number_documents(self, rows: np.ndarray, second_B: np.ndarray) -> np.ndarray:
         """Return each position's document (B, L), from 1; a [SEP] is of the token before it."""
         position_L = np.arange(self.config.sequence_length)
-        # Index among the row's corpus tokens: [CLS] does not count, nor a first [SEP] before it.
-        place_BL = position_L - 1 - (position_L >= second_B[:, None] - 1)
-        starts_B1, counts_B1 = (
-            each[rows, None].astype(np.int64) for each in (self.starts, self.counts)
-        )
-        token_BL = starts_B1 + np.clip(place_BL, 0, counts_B1 - 1)
-        numbers_BL = np.empty(token_BL.shape, dtype=np.int64)
+        numbers_BL = np.empty((len(rows), len(position_L)), dtype=self.position_L.dtype)
         for shard, inside_I in self._by_shard(rows):
+            starts_I1, counts_I1 = (
+                each[rows[inside_I], None].astype(np.int64) for each in (self.starts, self.counts)
+            )
+            # Index among the row's tokens of the corpus: no [CLS] counts, no first [SEP] before it.
+            place_IL = position_L - 1 - (position_L >= second_B[inside_I, None] - 1)
+            token_IL = starts_I1 + np.clip(place_IL, 0, counts_I1 - 1)
             # Without this cast, searchsorted casts the whole of `documents`.
-            token_IL = token_BL[inside_I].astype(shard.documents.dtype)
-            numbers_BL[inside_I] = np.searchsorted(shard.documents, token_IL, side="right")
-        return numbers_BL - numbers_BL[:, :1] + 1
+            token_IL = token_IL.astype(shard.documents.dtype)
+            numbers_IL = np.searchsorted(shard.documents, token_IL, side="right")
+            numbers_BL[inside_I] = numbers_IL - numbers_IL[:, :1] + 1
+        return numbers_BL
 
     def _assemble(
         self,
