@@ -155,11 +155,14 @@ def _unit_of_x(runs: Sequence[Run]) -> str:
 def _points(
     run: Run, records: Sequence[MetricsRecord], metric: str, unit: str
 ) -> Iterator[tuple[float, float]]:
-    steps, flops = ([0, *(each.get(name, 0) for each in run.train)] for name in ("step", "flops"))
-    for record in records:
-        value, step = record.get(metric), record["step"]
+    places = [record["step"] for record in records]
+    if unit != "optimizer steps":
+        known = [(0, 0), *((each["step"], each.get("flops", 0)) for each in run.train)]
+        places = np.interp(places, *np.array(known, float).T).tolist()
+    for record, place in zip(records, places, strict=True):
+        value = record.get(metric)
         if value is not None and math.isfinite(value):
-            yield step if unit == "optimizer steps" else np.interp(step, steps, flops), value
+            yield place, value
 
 
 def _limits(axes: Axes, panel: Panel) -> tuple[float, float]:
