@@ -2,12 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 from commands import refuse_command, succeed
 from languages import TEXTS
 
 from electra.cli import main
-from electra.reports.inspection import script_of
+from electra.reports.inspection import _quartiles, script_of
 from electra.shards.store import open_shards
 from electra.tokenizing.tokenizer import Tokenizer
 
@@ -60,6 +61,10 @@ def test_inspect_shards(shards, capsys):
     shown = succeed(capsys, "inspect", shards).out
     for words in ("every file matches its sha256", "Hangul", "0: [CLS]"):
         assert words in shown
+
+
+def test_lengths_are_counted_a_shard_at_a_time():
+    assert _quartiles(np.full(10, length) for length in (3, 1, 2)) == [1, 1, 2, 3, 3]
 
 
 def test_inspect_a_tokenizer(shards, corpus, capsys):

@@ -258,8 +258,8 @@ def report_shards(
             "tokens": num_tokens,
             "lines": sum(len(shard.lines) for shard in part),
             "documents": sizes[name],
-            "line_lengths": _quartiles([_lengths(s.lines, s.tokens) for s in part]),
-            "document_lengths": _quartiles([_lengths(s.documents, s.tokens) for s in part]),
+            "line_lengths": _quartiles(_lengths(s.lines, s.tokens) for s in part),
+            "document_lengths": _quartiles(_lengths(s.documents, s.tokens) for s in part),
             "unknown_share": num_unknown / num_tokens,
             "scripts": {script: count / letters.total() for script, count in letters.most_common()},
         }
@@ -339,5 +339,11 @@ def _lengths(starts: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     return np.diff(starts.astype(np.int64), append=len(tokens))
 
 
-def _quartiles(lengths: Sequence[np.ndarray]) -> list[int]:
-    return np.quantile(np.concatenate(lengths), (0, 0.25, 0.5, 0.75, 1)).astype(int).tolist()
+def _quartiles(lengths: Iterable[np.ndarray]) -> list[int]:
+    counts: Counter[int] = Counter()  # of billions of lines few lengths differ
+    for each in lengths:
+        values, numbers = np.unique(each, return_counts=True)
+        counts.update(dict(zip(values.tolist(), numbers.tolist(), strict=True)))
+    values, numbers = np.array(sorted(counts.items())).T
+    places = (0, 0.25, 0.5, 0.75, 1)
+    return np.quantile(values, places, weights=numbers, method="inverted_cdf").tolist()
