@@ -7,7 +7,9 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 
+import numpy as np
 import pytest
 import tokenizers
 import transformers
@@ -24,7 +26,7 @@ from electra.files import write_json
 from electra.reports.inspection import report_text
 from electra.tasks.rows import encode_texts, encode_words
 from electra.tasks.tagging import TaggedSentence, Tagging
-from electra.tokenizing import formats
+from electra.tokenizing import formats, training
 from electra.tokenizing.extend import extend
 from electra.tokenizing.formats import Definition, find_independence
 from electra.tokenizing.sentencepiece import write_spaces
@@ -48,6 +50,16 @@ ANY_LINE = st.lists(
 def tokenizer(request):
     config = TokenizerConfig(kind=request.param, vocab_size=2000, lowercase=False, min_frequency=2)
     return Tokenizer.train(LINES * 3, config)
+
+
+def test_of_very_much_text_equally_spaced_parts_are_counted(monkeypatch):
+    """`tokenizers` counts pairs in 32 bits."""
+    monkeypatch.setattr(training, "SPOOL_CHARS", 9)
+    monkeypatch.setattr(training, "MAX_TRAINED_BYTES", 60)
+    with tempfile.TemporaryFile() as spool:
+        training._spool_texts((f"line {number:04}" for number in range(20)), spool)
+        read = training._read_spool(spool, np.zeros(0x110000, bool))
+        assert [lines[0] for lines in read] == [f"line {n:04}" for n in range(0, 20, 4)]
 
 
 def test_every_language_round_trips(tokenizer):
