@@ -170,16 +170,16 @@ def find_near_duplicates(files: Sequence[Path]) -> np.ndarray:
         for number, column in enumerate(signatures.T):
             values = (keys[number // width, inside] ^ column) * FACTOR
             keys[number // width, inside] = values ^ (values >> np.uint64(29))
-    pairs = []
+    found = np.zeros(0, np.int64)  # pairs, as before * N + after; most are found in many bands
     for keys_N in keys:
         order = np.argsort(keys_N, kind="stable")
         is_same = keys_N[order[1:]] == keys_N[order[:-1]]
         # Each document of a bucket is compared with the bucket's first one and with its neighbour.
         firsts_of = np.concatenate([[True], ~is_same])
         leaders = order[np.flatnonzero(firsts_of)[np.cumsum(firsts_of) - 1]]
-        pairs.append(np.stack([leaders[1:][is_same], order[1:][is_same]]))
-        pairs.append(np.stack([order[:-1][is_same], order[1:][is_same]]))
-    before, after = np.unique(np.concatenate(pairs, axis=1), axis=1)
+        others = np.concatenate([leaders[1:][is_same], order[:-1][is_same]])
+        found = np.union1d(found, others * num_documents + np.tile(order[1:][is_same], 2))
+    before, after = np.divmod(found, num_documents)
     is_near = _compare(files, firsts, before, after)
     before, after = before[is_near], after[is_near]
     ones = np.ones(len(before), bool)
