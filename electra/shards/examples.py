@@ -357,7 +357,7 @@ def _share_rows(mixture: Sequence[Corpus], sizes: np.ndarray) -> np.ndarray:
         require(
             quota > 0,
             f"the share of {corpus.name} in the mixture is less than one of {MIXED_ROWS:,} rows; "
-            "give it more weight",
+            f"give it more {'repeats' if corpus.weight is None else 'weight'}",
         )
     return quotas
 
