@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
+from electra.tasks import rows
 from electra.tasks.choice import ChoiceQuestion, MultipleChoice
 from electra.tasks.classification import Classification, Example
 from electra.tasks.family import Task
@@ -49,7 +50,8 @@ CHARS += "\u1e9e\ud83d"
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_the_first_ids_of_a_text_are_those_of_the_whole(lowercase):
+def test_the_first_ids_of_a_text_are_those_of_the_whole(lowercase, monkeypatch):
+    monkeypatch.setattr(rows, "TEXTS_AT_ONCE", 300)
     rng = random.Random(0)
     texts = ["".join(rng.choices(CHARS, k=rng.randrange(400))) for _ in range(1000)]
     letters = [*{*CHARS.lower(), *CHARS} - {"\ud83d", "\n", "\r"}, "##a", "##b", "##the"]

@@ -21,6 +21,8 @@ from electra.training.optimizer import step_seed
 
 CHARS_PER_TOKEN = 8
 """Characters that are tokenized at first for each token of a row; most tokens are shorter."""
+TEXTS_AT_ONCE = 4096
+"""Texts that are tokenized together. The library's answer takes about 100 bytes a token."""
 POOL_BATCHES = 32
 """Batches that are sorted by length together: more give less padding and less mixing."""
 
@@ -146,6 +148,9 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) ->
     (`Tokenizer.word_border`) has the ids that the whole text begins with. A part that has too few
     ids is followed by one CHARS_PER_TOKEN times as long.
     """
+    if len(texts) > TEXTS_AT_ONCE:
+        parts = (texts[n : n + TEXTS_AT_ONCE] for n in range(0, len(texts), TEXTS_AT_ONCE))
+        return [ids for part in parts for ids in encode_texts(tokenizer, part, max_tokens)]
     border = tokenizer.word_border
     ids: list[list[int]] = [[] for _ in texts]
     places, num_chars = list(range(len(texts))), max_tokens * CHARS_PER_TOKEN
