@@ -384,8 +384,17 @@ def test_busy_services_refuse_with_429(run):
         words = ("POST", DETECT, body)
         return await asyncio.gather(*(ask_once(Client(port).send, *words) for _ in range(24)))
 
-    with served(run, limits=("max_requests=2", "batch_items=1")) as (_, port):
+    limits = ("max_requests=2", "batch_items=1")
+    with served(run, limits=limits) as (_, port), contextlib.ExitStack() as stack:
         answers = asyncio.run(ask_many(port))
+        many = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            for _ in range(MAX_IDLE + 50)
+        ]
+        assert ask(port, "GET", "/health")[0] == 200  # by now they are accepted
+        for each in many:
+            each.sendall(post())
+        assert {each.recv(12) for each in many} <= {b"HTTP/1.1 200", b"HTTP/1.1 429"}
     assert {status for status, _, _ in answers} == {200, 429}
     whole = [answer for status, _, answer in answers if status == 200]
     assert all(answer == whole[0] for answer in whole)

@@ -13,6 +13,8 @@ MAX_HEAD_BYTES = 1 << 16
 """Request line and headers; also what may arrive between two parts of a body, such as trailers."""
 MAX_IDLE = 256
 """Connections without a request; one more ends the one that has waited longest."""
+ROOM_SECONDS = 5.0
+"""Time after which a new connection that has sent no request counts among them."""
 STAGES = 3
 """A request is received, computed and answered, each in `max_seconds` at most."""
 
@@ -38,10 +40,16 @@ class Connection(HttpToolsProtocol):
         """Begin to wait for a request."""
         super().connection_made(transport)
         self._await_request()
-        if len(self.connections) > MAX_IDLE:
-            idle: list[Any] = [each for each in self.connections if each.is_idle]  # type: ignore
-            if len(idle) > MAX_IDLE:
-                min(idle, key=lambda each: each.timer.when()).transport.abort()
+        if len(self.connections) > MAX_IDLE:  # the requests of many at once may be on their way
+            self.loop.call_later(ROOM_SECONDS, self._make_room)
+
+    def _make_room(self) -> None:
+        idle: list[Any] = [each for each in self.connections if each.is_idle]  # type: ignore
+        idle = [each for each in idle if not each.transport.is_closing()]
+        if len(idle) > MAX_IDLE:
+            first = min(idle, key=lambda each: each.timer.when())
+            if first.timer.when() - self.loop.time() <= self.max_seconds - ROOM_SECONDS:
+                first.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
