@@ -576,13 +576,13 @@ def test_batches_do_not_show_in_the_shards(tmp_path_factory, lengths, shard_toke
     def write(*batches):
         folder = tmp_path_factory.mktemp("writer")
         start = 0
-        with ShardWriter(folder, "train", vocab_size=1000, shard_tokens=shard_tokens) as writer:
-            for batch in batches:
-                sizes = np.array([sum(document) for document in batch], dtype=np.int64)
-                lines = np.array([line for document in batch for line in document], dtype=np.int64)
-                writer.write(np.arange(start, start + sizes.sum(), dtype="<u2"), lines, sizes)
-                start += sizes.sum()
-            return writer.finish(), read_files(folder)
+        writer = ShardWriter(folder, "train", vocab_size=1000, shard_tokens=shard_tokens)
+        for batch in batches:
+            sizes = np.array([sum(document) for document in batch], dtype=np.int64)
+            lines = np.array([line for document in batch for line in document], dtype=np.int64)
+            writer.write(np.arange(start, start + sizes.sum(), dtype="<u2"), lines, sizes)
+            start += sizes.sum()
+        return writer.finish(), read_files(folder)
 
     whole = write(lengths)
     assert whole == write(lengths[:cut], lengths[cut:])

@@ -51,7 +51,7 @@ CHARS += "\u1e9e\ud83d"
 
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_the_first_ids_of_a_text_are_those_of_the_whole(lowercase, monkeypatch):
-    monkeypatch.setattr(rows, "TEXTS_AT_ONCE", 300)
+    monkeypatch.setattr(rows, "GROUP_CHARS", 3000)
     rng = random.Random(0)
     texts = ["".join(rng.choices(CHARS, k=rng.randrange(400))) for _ in range(1000)]
     letters = [*{*CHARS.lower(), *CHARS} - {"\ud83d", "\n", "\r"}, "##a", "##b", "##the"]

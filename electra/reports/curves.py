@@ -155,14 +155,12 @@ def _unit_of_x(runs: Sequence[Run]) -> str:
 def _points(
     run: Run, records: Sequence[MetricsRecord], metric: str, unit: str
 ) -> Iterator[tuple[float, float]]:
-    places = [record["step"] for record in records]
-    if unit != "optimizer steps":
-        known = [(0, 0), *((each["step"], each.get("flops", 0)) for each in run.train)]
-        places = np.interp(places, *np.array(known, float).T).tolist()
-    for record, place in zip(records, places, strict=True):
+    known = np.array([(0, 0), *((each["step"], each.get("flops", 0)) for each in run.train)], float)
+    flops = np.interp([record["step"] for record in records], *known.T)
+    for record, place in zip(records, flops.tolist(), strict=True):
         value = record.get(metric)
         if value is not None and math.isfinite(value):
-            yield place, value
+            yield record["step"] if unit == "optimizer steps" else place, value
 
 
 def _limits(axes: Axes, panel: Panel) -> tuple[float, float]:

@@ -340,10 +340,7 @@ def _lengths(starts: np.ndarray, tokens: np.ndarray) -> np.ndarray:
 
 
 def _quartiles(lengths: Iterable[np.ndarray]) -> list[int]:
-    counts: Counter[int] = Counter()  # of billions of lines few lengths differ
-    for each in lengths:
-        values, numbers = np.unique(each, return_counts=True)
-        counts.update(dict(zip(values.tolist(), numbers.tolist(), strict=True)))
-    values, numbers = np.array(sorted(counts.items())).T
+    counts = (np.unique(each, return_counts=True) for each in lengths)  # few of billions differ
+    values, numbers = map(np.concatenate, zip(*counts, strict=True))
     places = (0, 0.25, 0.5, 0.75, 1)
     return np.quantile(values, places, weights=numbers, method="inverted_cdf").tolist()

@@ -44,12 +44,12 @@ class Connection(HttpToolsProtocol):
             self.loop.call_later(ROOM_SECONDS, self._make_room)
 
     def _make_room(self) -> None:
-        idle: list[Any] = [each for each in self.connections if each.is_idle]  # type: ignore
+        idle: Any = [each for each in self.connections if each.is_idle]  # type: ignore
         idle = [each for each in idle if not each.transport.is_closing()]
-        if len(idle) > MAX_IDLE:
-            first = min(idle, key=lambda each: each.timer.when())
-            if first.timer.when() - self.loop.time() <= self.max_seconds - ROOM_SECONDS:
-                first.transport.abort()
+        first: Any = min(idle, key=lambda each: each.timer.when(), default=self)
+        waited = self.max_seconds - (first.timer.when() - self.loop.time())
+        if len(idle) > MAX_IDLE and waited >= ROOM_SECONDS:
+            first.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""

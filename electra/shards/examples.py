@@ -84,8 +84,7 @@ class Examples:
                 [self._pair(number, end - len(plan[0]), end) for number, end, plan in shares]
             )
         length = config.sequence_length
-        rows = min(ROWS_OF_SHARD * len(shards), BLOCK_TOKENS // length)
-        self.block_rows = max(BLOCK_ROWS, rows)
+        self.block_rows = max(BLOCK_ROWS, min(ROWS_OF_SHARD * len(shards), BLOCK_TOKENS // length))
         self.mixture = mixture
         self.corpus_ends = self.shard_ends[
             np.cumsum([c.num_shards for c in mixture], dtype=int) - 1

@@ -8,6 +8,7 @@ documents are dropped, and the held-out part.
 import json
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,7 +82,7 @@ def merge_pieces(
     sizes = {"vocab_size": tokenizer.vocab_size, "shard_tokens": config.shard_tokens}
     moves: list[tuple[str, str]] = []
     entries: list[dict[str, Any]] = []
-    with ShardWriter(folder, "heldout", **sizes) as heldout:
+    with closing(ShardWriter(folder, "heldout", **sizes)) as heldout:
         for shard in _list_shards(places, records, is_dropped, is_heldout, config):
             entry, num_lost = _take_out(shard, divided, heldout, tokenizer, sizes)
             num_unknown -= num_lost
@@ -244,7 +245,7 @@ def _take_out(
     if shard.is_kept.all() and not shard.is_heldout.any():
         return shard.entry, 0
     name, num_lost = shard.entry["name"], 0
-    with ShardWriter(shard.place, f"rest-{name}", **sizes) as rest:
+    with closing(ShardWriter(shard.place, f"rest-{name}", **sizes)) as rest:
         for inside, batch in _read_shard(shard.place / name, tokens_dtype(tokenizer.vocab_size)):
             is_kept, is_chosen = shard.is_kept[inside], shard.is_heldout[inside]
             lost = batch.tokens[np.repeat(~is_kept, batch.document_lengths)]

@@ -24,7 +24,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -53,13 +53,7 @@ SETTINGS_OF_PIECES = (
     "heldout_prob",
     "shard_tokens",
     "seed",
-    "duplicates",
-    "min_chars",
-    "max_chars",
-    "max_repetition",
-    "languages",
-    "write_dropped",
-)
+) + ("duplicates", "min_chars", "max_chars", "max_repetition", "languages", "write_dropped")
 """The settings that change the result of a piece."""
 RECORD = "task.json"
 MAX_ATTEMPTS = 3
@@ -219,7 +213,7 @@ def _write_piece(piece: Piece, encoder: Encoder, folder: Path) -> Record:
     sizes = {"vocab_size": encoder.tokenizer.vocab_size, "shard_tokens": config.shard_tokens}
     with ExitStack() as stack:
         open_file = stack.enter_context
-        writers = [open_file(ShardWriter(folder, part, **sizes)) for part in PARTS]
+        writers = [open_file(closing(ShardWriter(folder, part, **sizes))) for part in PARTS]
         hashes = open_file((folder / "hashes").open("wb"))
         if config.write_dropped:
             dropped = (folder / "dropped").open("w", encoding="utf-8", newline="\n")

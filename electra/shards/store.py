@@ -29,7 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -56,7 +56,7 @@ VERIFIED = "verified.json"
 SPARE_FILES = 256
 """Files that a process may have open besides shards."""
 SPARE_MAPS = 4096
-"""Memory maps that it may have besides: libraries, stacks, large arrays."""
+"""Memory maps that it may have besides."""
 MAX_FETCHES = 8
 """Files that `fetch_shards` copies at the same time."""
 MAX_SHARD_TOKENS = 1 << 31
@@ -78,20 +78,12 @@ class Shard:
     dtype: str
     """Of the tokens."""
 
-    @cached_property
-    def tokens(self) -> np.ndarray:
-        """The ids of the tokens (num_tokens,)."""
-        return self.read("tokens")
-
-    @cached_property
-    def lines(self) -> np.ndarray:
-        """The index of the first token of each line."""
-        return self.read("lines")
-
-    @cached_property
-    def documents(self) -> np.ndarray:
-        """The index of the first token of each document."""
-        return self.read("documents")
+    tokens = cached_property[np.ndarray](lambda self: self.read("tokens"))
+    """The ids of the tokens (num_tokens,)."""
+    lines = cached_property[np.ndarray](lambda self: self.read("lines"))
+    """The index of the first token of each line."""
+    documents = cached_property[np.ndarray](lambda self: self.read("documents"))
+    """The index of the first token of each document."""
 
     def read(self, column: str) -> np.ndarray:
         """Return a column, whose file is fetched before if it lies at a URL."""
@@ -273,26 +265,24 @@ def _require_sha256(path: Path, sha256: str) -> None:
 
 def _allow_open_files(folder: Path, number: int) -> None:
     """Raise this process's limit of open files, of which a memory map needs one."""
-    advice = "prepare it with a larger task_bytes, or raise the limit"
+
+    def check(needed: int, most: float, may: str, limit: str) -> None:
+        require(
+            needed <= most,
+            f"{folder} has {number:,} shard files, but a process may {may} {most:,} ({limit}); "
+            "prepare it with a larger task_bytes, or raise the limit",
+        )
+
     with suppress(OSError):  # of Linux alone
         maps = int(Path("/proc/sys/vm/max_map_count").read_text(encoding="utf-8"))
-        require(
-            number + SPARE_MAPS <= maps,
-            f"{folder} has {number:,} shard files, but a process may map {maps:,} (sysctl "
-            f"vm.max_map_count); {advice}",
-        )
+        check(number + SPARE_MAPS, maps, "map into memory", "sysctl vm.max_map_count")
     if not resource:
         return
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = number + SPARE_FILES
-    if limit == resource.RLIM_INFINITY or limit >= needed:
-        return
-    require(
-        most == resource.RLIM_INFINITY or most >= needed,
-        f"{folder} has {number:,} shard files, but a process may open {most:,} (ulimit -Hn); "
-        f"{advice}",
-    )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        check(needed, math.inf if most == resource.RLIM_INFINITY else most, "open", "ulimit -Hn")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
 
 
 def _open_mixture(path: Path, *, verify: bool | Literal["anew"]) -> Shards:
@@ -361,7 +351,7 @@ def describe_part(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 class ShardWriter:
-    """Writer of the shards of one part, one batch of documents at a time."""
+    """Writer of the shards of one part, one batch of documents at a time; to be closed."""
 
     def __init__(self, folder: Path, part: str, *, vocab_size: int, shard_tokens: int) -> None:
         self.folder = folder
@@ -404,12 +394,6 @@ class ShardWriter:
         """Close the files."""
         for shard in self.shards:
             shard.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 class _OpenShard:

@@ -9,6 +9,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,13 +17,13 @@ import torch
 from torch import Tensor
 
 from electra.model.batch import copy_to
+from electra.text.documents import group_texts
 from electra.tokenizing.tokenizer import Tokenizer
+from electra.tokenizing.words import GROUP_CHARS
 from electra.training.optimizer import step_seed
 
 CHARS_PER_TOKEN = 8
 """Characters that are tokenized at first for each token of a row; most tokens are shorter."""
-TEXTS_AT_ONCE = 4096
-"""Texts that are tokenized together. The library's answer takes about 100 bytes a token."""
 POOL_BATCHES = 32
 """Batches that are sorted by length together: more give less padding and less mixing."""
 
@@ -148,15 +149,13 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) ->
     (`Tokenizer.word_border`) has the ids that the whole text begins with. A part that has too few
     ids is followed by one CHARS_PER_TOKEN times as long.
     """
-    if len(texts) > TEXTS_AT_ONCE:
-        parts = (texts[n : n + TEXTS_AT_ONCE] for n in range(0, len(texts), TEXTS_AT_ONCE))
-        return [ids for part in parts for ids in encode_texts(tokenizer, part, max_tokens)]
     border = tokenizer.word_border
     ids: list[list[int]] = [[] for _ in texts]
     places, num_chars = list(range(len(texts))), max_tokens * CHARS_PER_TOKEN
     while places:
         parts = [_first_words(texts[place], num_chars, border) for place in places]
-        for place, part in zip(places, tokenizer.encode_batch(parts), strict=True):
+        groups = map(tokenizer.encode_batch, group_texts(parts, GROUP_CHARS))
+        for place, part in zip(places, chain.from_iterable(groups), strict=True):
             ids[place] = part[:max_tokens]
         places = [
             place

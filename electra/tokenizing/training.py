@@ -1,6 +1,5 @@
 """Training of vocabularies, deterministic: the same corpus gives the same file."""
 
-import itertools
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,8 +33,8 @@ ALPHABET_COVERAGE = 0.99999
 """Share of a corpus's characters that the alphabet must cover. The rest is noise: [UNK]."""
 SPOOL_CHARS = 1 << 20
 MAX_TRAINED_BYTES = 1 << 34
-"""Text whose pairs are counted. `tokenizers` counts in 32 bits: of 80 GB of English, "th" is more
-(huggingface/tokenizers#2058), and pairs that are less frequent would be merged instead."""
+"""Text whose pairs are counted. `tokenizers` counts them in 32 bits, which overflow silently with
+80 GB of English (huggingface/tokenizers#2058)."""
 NO_TEXT = "the corpus holds no text to train a vocabulary on"
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 """Writes a letter for each byte."""
@@ -92,8 +91,9 @@ def _read_spool(spool: IO[bytes], is_dropped: np.ndarray) -> Iterator[list[str]]
     """Yield the spooled lines, or equally spaced parts of very many, without dropped characters."""
     step = spool.tell() // MAX_TRAINED_BYTES + 1
     spool.seek(0)
-    parts = iter(lambda: spool.readlines(SPOOL_CHARS), [])
-    for lines in itertools.islice(parts, 0, None, step):
+    for number, lines in enumerate(iter(lambda: spool.readlines(SPOOL_CHARS), [])):
+        if number % step:
+            continue
         codes = _code_points(b"".join(lines).decode())
         kept = np.where(is_dropped[codes], ord(" "), codes).astype("<u4")
         yield kept.tobytes().decode("utf-32-le").split("\n")
