@@ -53,7 +53,13 @@ SETTINGS_OF_PIECES = (
     "heldout_prob",
     "shard_tokens",
     "seed",
-) + ("duplicates", "min_chars", "max_chars", "max_repetition", "languages", "write_dropped")
+    "duplicates",
+    "min_chars",
+    "max_chars",
+    "max_repetition",
+    "languages",
+    "write_dropped",
+)
 """The settings that change the result of a piece."""
 RECORD = "task.json"
 MAX_ATTEMPTS = 3

@@ -56,7 +56,7 @@ VERIFIED = "verified.json"
 SPARE_FILES = 256
 """Files that a process may have open besides shards."""
 SPARE_MAPS = 4096
-"""Memory maps that it may have besides."""
+"""Memory maps that it may have besides: libraries, stacks, large arrays."""
 MAX_FETCHES = 8
 """Files that `fetch_shards` copies at the same time."""
 MAX_SHARD_TOKENS = 1 << 31
@@ -78,12 +78,20 @@ class Shard:
     dtype: str
     """Of the tokens."""
 
-    tokens = cached_property[np.ndarray](lambda self: self.read("tokens"))
-    """The ids of the tokens (num_tokens,)."""
-    lines = cached_property[np.ndarray](lambda self: self.read("lines"))
-    """The index of the first token of each line."""
-    documents = cached_property[np.ndarray](lambda self: self.read("documents"))
-    """The index of the first token of each document."""
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """The ids of the tokens (num_tokens,)."""
+        return self.read("tokens")
+
+    @cached_property
+    def lines(self) -> np.ndarray:
+        """The index of the first token of each line."""
+        return self.read("lines")
+
+    @cached_property
+    def documents(self) -> np.ndarray:
+        """The index of the first token of each document."""
+        return self.read("documents")
 
     def read(self, column: str) -> np.ndarray:
         """Return a column, whose file is fetched before if it lies at a URL."""
