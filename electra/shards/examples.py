@@ -36,7 +36,7 @@ BLOCK_ROWS = 4096
 ROWS_OF_SHARD = 128
 """Rows that a block has of each shard, on average, or more. Fewer take longer: a shard is looked at
 for its rows of the block at once."""
-BLOCK_TOKENS = 1 << 27
+BLOCK_TOKENS = 1 << 29
 """Most tokens of such a block, however many shards there are: it lies in each process's memory."""
 PARTNERS = 1 << 61
 """Added to the number of a shard, for the key of what its rows exchange."""
