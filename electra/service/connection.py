@@ -44,8 +44,7 @@ class Connection(HttpToolsProtocol):
             self.loop.call_later(ROOM_SECONDS, self._make_room)
 
     def _make_room(self) -> None:
-        idle: Any = [each for each in self.connections if each.is_idle]  # type: ignore
-        idle = [each for each in idle if not each.transport.is_closing()]
+        idle: Any = [c for c in self.connections if c.is_idle and not c.transport.is_closing()]  # type: ignore
         first: Any = min(idle, key=lambda each: each.timer.when(), default=self)
         waited = self.max_seconds - (first.timer.when() - self.loop.time())
         if len(idle) > MAX_IDLE and waited >= ROOM_SECONDS:

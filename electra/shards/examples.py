@@ -301,9 +301,8 @@ class Examples:
             # Index among the row's tokens of the corpus: no [CLS] counts, no first [SEP] before it.
             place_IL = position_L - 1 - (position_L >= second_B[inside_I, None] - 1)
             token_IL = starts_I1 + np.clip(place_IL, 0, counts_I1 - 1)
-            # Without this cast, searchsorted casts the whole of `documents`.
-            token_IL = token_IL.astype(shard.documents.dtype)
-            numbers_IL = np.searchsorted(shard.documents, token_IL, side="right")
+            documents = shard.documents  # without the cast, searchsorted casts the whole of them
+            numbers_IL = np.searchsorted(documents, token_IL.astype(documents.dtype), side="right")
             numbers_BL[inside_I] = numbers_IL - numbers_IL[:, :1] + 1
         return numbers_BL
 

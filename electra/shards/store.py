@@ -53,10 +53,8 @@ COLUMNS = ("tokens", "lines", "documents")
 OFFSET_DTYPE = "<u4"
 VERIFIED = "verified.json"
 """Memory of `open_shards`: the manifest's sha256 and when each file was changed last."""
-SPARE_FILES = 256
-"""Files that a process may have open besides shards."""
-SPARE_MAPS = 4096
-"""Memory maps that it may have besides: libraries, stacks, large arrays."""
+SPARE_FILES, SPARE_MAPS = 256, 4096
+"""Files that a process may have open besides shards, and memory maps."""
 MAX_FETCHES = 8
 """Files that `fetch_shards` copies at the same time."""
 MAX_SHARD_TOKENS = 1 << 31
@@ -314,9 +312,7 @@ def _open_mixture(path: Path, *, verify: bool | Literal["anew"]) -> Shards:
         Corpus(table["shards"], len(each.train), table.get("weight"), table.get("repeats", 1))
         for table, each in zip(tables, opened, strict=True)
     )
-    _allow_open_files(
-        path, sum(len(COLUMNS) * (len(each.train) + len(each.heldout)) for each in opened)
-    )
+    _allow_open_files(path, len(COLUMNS) * sum(len(s.train + s.heldout) for s in opened))
     facts = [[shards.digest for shards in opened], [corpus[2:] for corpus in mixture]]
     return Shards(
         path,
