@@ -156,6 +156,16 @@ def test_progress_says_how_much_is_left(capsys, monkeypatch):
     ]
 
 
+def test_what_was_done_before_an_interrupt_says_nothing_of_the_time_left(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("electra.terminal.live.time.monotonic", lambda: now[0])
+    with Progress("prepare", unit="pieces") as progress:
+        for now[0], done in ((10, 800), (20, 810), (40, 830)):
+            progress.update(done, 1000)
+    lefts = [line.split(" | ")[1] for line in capsys.readouterr().err.splitlines()]
+    assert lefts == ["2s left", "3m10s left", "2m50s left"]
+
+
 def test_progress_shows_its_last_word_and_lives_without_a_total(capsys):
     with Progress("read", unit="tokens") as progress:
         progress.update(10, None)

@@ -255,6 +255,7 @@ class Progress:
         self._facts: tuple[float, float | None, str] | None = None
         self._screen = _Screen()
         self._began = self._shown = time.monotonic()
+        self._marks = [(self._began, 0.0)] * 2
 
     def __enter__(self) -> Self:
         self._screen.start()
@@ -283,11 +284,15 @@ class Progress:
         done, total, note = self._facts
         self._facts = None
         facts = [self._description, self._amount(done, total)]
-        seconds = time.monotonic() - self._began
+        now = time.monotonic()
+        # By the speed of the last half: what was done before an interrupt took no time.
+        if now - self._began >= 2 * (self._marks[1][0] - self._began):
+            self._marks = [self._marks[1], (now, done)]
+        since, before = self._marks[0] if done > self._marks[0][1] else (self._began, 0.0)
         if total and 0 < done < total:
-            facts.append(f"{format_seconds(seconds * (total - done) / done)} left")
+            facts.append(f"{format_seconds((now - since) * (total - done) / (done - before))} left")
         else:
-            facts.append(format_seconds(seconds))
+            facts.append(format_seconds(now - self._began))
         if note:
             facts.append(note)
         self._screen.draw(_bar(facts, done, total))
