@@ -14,7 +14,7 @@ MAX_HEAD_BYTES = 1 << 16
 MAX_IDLE = 256
 """Connections without a request; one more ends the one that has waited longest."""
 ROOM_SECONDS = 5.0
-"""Time after which a new connection that has sent no request counts among them."""
+"""Time that a new connection has for its request, unless there are twice as many."""
 STAGES = 3
 """A request is received, computed and answered, each in `max_seconds` at most."""
 
@@ -41,13 +41,14 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._await_request()
         if len(self.connections) > MAX_IDLE:  # the requests of many at once may be on their way
+            self._make_room()
             self.loop.call_later(ROOM_SECONDS, self._make_room)
 
     def _make_room(self) -> None:
         idle: Any = [c for c in self.connections if c.is_idle and not c.transport.is_closing()]  # type: ignore
         first: Any = min(idle, key=lambda each: each.timer.when(), default=self)
         waited = self.max_seconds - (first.timer.when() - self.loop.time())
-        if len(idle) > MAX_IDLE and waited >= ROOM_SECONDS:
+        if len(idle) > (MAX_IDLE if waited >= ROOM_SECONDS else 2 * MAX_IDLE):
             first.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
