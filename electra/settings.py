@@ -191,13 +191,16 @@ def to_dict(config: Any) -> dict[str, Any]:
 def from_dict(config_type: type[ConfigType], values: Mapping[str, Any]) -> ConfigType:
     """Return the config from the dictionaries of `to_dict`. Missing fields get their defaults.
 
-    Fields are missing if an older version wrote the dictionaries. A value of another type than its
-    field's is a UserError; a KeyError, TypeError or AttributeError says that they are not from
+    Fields are missing if an older version wrote the dictionaries. A field that is unknown, or has a
+    value of another type, is a UserError; a TypeError or AttributeError says that they are not from
     `to_dict`.
     """
     hints = _types(config_type)
     arguments = {}
     for name, value in values.items():
+        require(
+            name in hints, f"this electra has no setting {name}; a newer one may have written it"
+        )
         if dataclasses.is_dataclass(hints[name]):
             value = from_dict(hints[name], value)
         elif type(value) is not hints[name]:
