@@ -254,7 +254,7 @@ def test_a_refusal_leaves_nothing(start, tune, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_finished_seeds_are_not_repeated(start, tune, tmp_path):
+def test_finished_seeds_are_not_repeated(start, data, tune, tmp_path):
     with pytest.raises(PowerCut):
         tune("a", seeds=2, progress=cut_at(part="dev", seed=1))
     assert not (tmp_path / "a").exists()
@@ -263,8 +263,15 @@ def test_finished_seeds_are_not_repeated(start, tune, tmp_path):
     refuse(f"{begun} from_scratch;", tune, "a", seeds=2, from_scratch=True)
     refuse("a.incomplete is in the way; finish", lambda: Tokenizer.load(start).save(tmp_path / "a"))
     assert (tmp_path / "a.incomplete/seed-0/results.json").is_file()
-    seen = []
-    continued = tune("a", seeds=2, progress=seen.append)
+    path, seen = tmp_path / "a.incomplete/config.json", []
+    settings = json.loads(path.read_text())
+    del settings["config"]["bilstm"], settings["config"]["own"]["separator"]  # of an older version
+    path.write_text(json.dumps(settings))
+    moved = {
+        name: shutil.copytree(each, tmp_path / name)
+        for name, each in (("start", start), ("data", data))
+    }
+    continued = tune("a", seeds=2, **moved, progress=seen.append)
     assert [record["seed"] for record in seen if record["part"] == "dev"] == [1]
     whole = tune("b", seeds=2)
     for seed in "01":

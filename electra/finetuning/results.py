@@ -13,7 +13,8 @@ from typing import Any
 
 from electra.checkpoints.checkpoint import write_tensors
 from electra.checkpoints.manifest import LOCK, begin_session, find_commit
-from electra.errors import UserError, require
+from electra.config import FinetuneConfig
+from electra.errors import UserError, refuse_unlike, require
 from electra.files import (
     hold,
     new_folder,
@@ -25,7 +26,7 @@ from electra.files import (
 )
 from electra.finetuning.network import TaskNetwork
 from electra.finetuning.start import Job, TaskRows
-from electra.settings import to_dict
+from electra.settings import from_dict, to_dict
 from electra.tasks.family import Family, Task
 from electra.tasks.rows import Outputs, Rows
 from electra.text.streams import replace_surrogates
@@ -79,7 +80,9 @@ def _begin_folder(
         try:
             refuse_existing(out)  # another process may have finished it in the meantime
             if settings_path.exists():
-                require_same(folder, read_object(settings_path), settings)
+                with refuse_unlike(f"{settings_path} is not the config of a fine-tuning"):
+                    begun = _by_content(read_object(settings_path))
+                require_same(folder, begun, _by_content(settings))
             else:
                 write_json(folder / "manifest.json", {"sessions": []})
                 write_json(settings_path, settings)
@@ -98,6 +101,15 @@ def _begin_folder(
             raise
         folder.rename(out)
         (out / LOCK).unlink()
+
+
+def _by_content(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings without the folders' names, and with the defaults of what came later."""
+    found = {**settings, "files": [*settings["files"].values()]}
+    del found["start"]  # the weights' sha256 say what it holds
+    configs = settings["grid"] if "grid" in settings else {"config": settings["config"]}
+    whole = {name: from_dict(FinetuneConfig, each) for name, each in configs.items()}
+    return found | ({"grid": whole} if "grid" in settings else whole)
 
 
 @dataclass(frozen=True)
