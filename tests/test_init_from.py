@@ -447,16 +447,24 @@ def test_one_generator_replaces_the_rows_of_two_runs(folders, toy_shards, toy_co
     assert "old_disc_loss" not in records[0][0]
 
 
-def test_the_rows_of_the_losses_stay_in_a_cooldown_and_so_does_the_old_text(measured, tmp_path):
-    ended = tmp_path / "ended"
+def test_the_rows_of_the_losses_stay_in_a_cooldown_and_so_does_the_old_text_wherever_it_lies(
+    measured, toy_shards, tmp_path
+):
+    ended, moved = tmp_path / "ended", shutil.copytree(toy_shards, tmp_path / "moved")
     checkpoint = list_checkpoints(measured)[0]
     write_branch(measured, checkpoint, ended, read_run_config(measured))
     name = "heldout.safetensors"
     assert (ended / name).read_bytes() == (measured / name).read_bytes()
     manifest = read_manifest(ended)
-    manifest["also_evaluate"]["sha256"] = "of other shards"
+    digest, manifest["also_evaluate"]["sha256"] = manifest["also_evaluate"]["sha256"], "another"
     write_json(ended / "manifest.json", manifest)
-    refuse("does not hold the shards that", lambda: resume(ended, ignore))
+    config = override(read_run_config(measured), [f"train.also_evaluate={moved}"])
+    refuse("does not hold the shards that", pretrain, toy_shards, ended, config, ignore)
+    manifest["also_evaluate"]["sha256"] = digest
+    write_json(ended / "manifest.json", manifest)
+    with pytest.warns(UserWarning, match=f"train.also_evaluate {toy_shards} -> {moved}"):
+        pretrain(toy_shards, ended, config, ignore)
+    assert read_manifest(ended)["also_evaluate"] == {"folder": str(moved), "sha256": digest}
 
 
 def test_the_manifest_says_what_was_taken(folders, toy_shards, measured):

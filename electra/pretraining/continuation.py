@@ -82,7 +82,10 @@ def settle(
         kept |= _fitted_when_begun(wanted).difference(given)
     changed = [name for name in after if after[name] != before[name] and name not in kept]
     # Of method.generator_steps 0 is half of the steps; what counts is below.
-    refused = [name for name in changed if name not in {*MAY_CHANGE, "method.generator_steps"}]
+    free = {*MAY_CHANGE, "method.generator_steps"}
+    if begun.train.also_evaluate and wanted.train.also_evaluate:
+        free.add("train.also_evaluate")  # moved: shards of another digest are refused later
+    refused = [name for name in changed if name not in free]
     is_longer = wanted.train.steps > begun.train.steps
     if is_longer and begun.optimizer.cooldown_steps:
         raise UserError(f"{run} cools down at its end; make the run longer that it branches from")

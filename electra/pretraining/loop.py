@@ -216,9 +216,10 @@ def _keep_sources(run: Path, shards: Shards, domains: Domains) -> None:
         f"train.also_evaluate {old and old.folder} does not hold the shards that {run} began with: "
         "their losses could not be compared; choose another --out",
     )
-    if manifest["shards"]["folder"] != str(shards.folder):
-        manifest["shards"]["folder"] = str(shards.folder)
-        write_json(run / "manifest.json", manifest)
+    manifest["shards"]["folder"] = str(shards.folder)
+    if old and evaluated:
+        evaluated["folder"] = str(old.folder)
+    write_json(run / "manifest.json", manifest)
 
 
 def _hold(run: Path, machine: Machine) -> AbstractContextManager[None]:
