@@ -183,8 +183,8 @@ def _plan(folder: Path, tokenizer: Tokenizer, config: PrepareConfig, *, clears: 
     path, settings = folder / PLAN, asdict(config)
     names = (*SETTINGS_OF_PIECES, "task_bytes")
     plan = {"tokenizer": tokenizer.digest, **{name: settings[name] for name in names}}
-    if path.exists():
-        return require_same(folder, read_object(path), plan)
+    if path.exists():  # of an older version, without the settings that came later
+        return require_same(folder, {**asdict(PrepareConfig()), **read_object(path)}, plan)
     if clears:
         clear_folder(folder)
     # Processes with shares may write the plan at the same time.
