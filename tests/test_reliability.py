@@ -29,6 +29,7 @@ from runs import (
 from torch.nn.modules.module import register_module_forward_hook
 
 from electra.checkpoints.checkpoint import copy_state, find_checkpoint, list_checkpoints
+from electra.checkpoints.manifest import amend_session
 from electra.checkpoints.metrics import read_metrics
 from electra.errors import UserError
 from electra.method.objective import Objective
@@ -79,6 +80,12 @@ def test_a_run_can_be_made_longer(run, train, tmp_path):
     says = r"is complete; .*choose another --out, or more train\.steps"
     with pytest.raises(UserError, match=says):
         train("run", longer)
+
+
+def test_a_run_that_goes_on_in_another_dtype_says_so(stopped, train):
+    amend_session(stopped, dtype="torch.bfloat16")  # as of a CPU that multiplies it
+    with pytest.warns(UserWarning, match="in float32, before in bfloat16; .* --set train.prec"):
+        train("run")
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,7 @@ def _resume(
         domains = _open_domains(shards, config, machine, show)
         if machine.rank == 0:
             _keep_sources(run, shards, domains)
+            _tell_dtype(run, machine)
         step = prepare_step(
             _build(config, shards, machine, run, start, show), config, machine, ranking
         )
@@ -220,6 +221,15 @@ def _keep_sources(run: Path, shards: Shards, domains: Domains) -> None:
     if old and evaluated:
         evaluated["folder"] = str(old.folder)
     write_json(run / "manifest.json", manifest)
+
+
+def _tell_dtype(run: Path, machine: Machine) -> None:
+    """Warn of a run that computed in another dtype, as on a CPU that multiplies bfloat16."""
+    sessions, now = read_manifest(run)["sessions"], str(machine.dtype).removeprefix("torch.")
+    before = str(sessions[-1].get("dtype", now)).removeprefix("torch.") if sessions else now
+    if before != now:
+        advice = f"to keep it, give the command with --set train.precision={before}"
+        warnings.warn(f"{run} goes on in {now}, before in {before}; {advice}", stacklevel=2)
 
 
 def _hold(run: Path, machine: Machine) -> AbstractContextManager[None]:
