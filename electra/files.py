@@ -65,9 +65,14 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def copy_folder(source: Path, target: Path, **options: Any) -> None:
-    """Copy a folder as shutil.copytree, whose list of failures becomes the first as an OSError."""
+    """Copy a folder as shutil.copytree; the copy of a folder that is read-only is its owner's own.
+
+    Of the list of failures the first becomes an OSError.
+    """
     try:
-        shutil.copytree(source, target, **options)
+        shutil.copytree(source, target, copy_function=shutil.copyfile, **options)
+        for folder in (target, *filter(Path.is_dir, target.rglob("*"))):
+            folder.chmod(folder.stat().st_mode | stat.S_IRWXU)
     except shutil.Error as error:
         _, path, reason = error.args[0][0]
         raise OSError(errno.EIO, reason, path) from None

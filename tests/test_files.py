@@ -74,6 +74,11 @@ def test_what_cannot_be_copied_is_one_error(tmp_path):
     with pytest.raises(OSError, match="No such file") as refusal:
         copy_folder(tmp_path / "from", tmp_path / "to")
     assert refusal.value.filename == str(tmp_path / "to/link")
+    (tmp_path / "from/link").unlink()
+    inside = tmp_path / "from/in"
+    inside.mkdir(mode=0o500)  # of another user's, or of a medium that cannot be written
+    copy_folder(tmp_path / "from", tmp_path / "copy")
+    assert (tmp_path / "copy/in").stat().st_mode & 0o200
 
 
 def test_a_second_writer_neither_clears_nor_replaces(tmp_path):
