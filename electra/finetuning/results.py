@@ -6,7 +6,7 @@ import shutil
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -104,11 +104,12 @@ def _begin_folder(
 
 
 def _by_content(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings without the folders' names, and with the defaults of what came later."""
+    """Return settings without folders' names and threads, with the defaults of what came later."""
     found = {**settings, "files": [*settings["files"].values()]}
     del found["start"]  # the weights' sha256 say what it holds
     configs = settings["grid"] if "grid" in settings else {"config": settings["config"]}
-    whole = {name: from_dict(FinetuneConfig, each) for name, each in configs.items()}
+    read = {name: from_dict(FinetuneConfig, each) for name, each in configs.items()}
+    whole = {name: replace(each, threads=0) for name, each in read.items()}
     return found | ({"grid": whole} if "grid" in settings else whole)
 
 
