@@ -329,6 +329,10 @@ def test_where_a_run_can_end_early(run, tmp_path, monkeypatch, capsys):
     assert "wrote end" not in capsys.readouterr().out
     begun, other = "end was begun at step 6 with --cooldown 3", start.with_name("step-00000012")
     refuse_command(begun, capsys, *words, "4", "--out", "end")
+    with monkeypatch.context() as inside:
+        inside.chdir(run)
+        here = ["checkpoints/step-00000006", "--cooldown", "4", "--out", str(tmp_path / "end")]
+        refuse_command(begun, capsys, *words[:2], *here)
     refuse_command(begun, capsys, *words[:2], str(other), *words[3:], "3", "--out", "end")
     assert "wrote end" in succeed(capsys, *words, "3", "--out", "end").out
     assert len(read_records(Path("end"), "heldout")) == 2

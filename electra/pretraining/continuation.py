@@ -153,7 +153,7 @@ def write_branch(trunk: Path, checkpoint: Path | None, out: Path, config: Pretra
         copy_folder(trunk / "tokenizer", folder / "tokenizer")
         manifest = read_manifest(trunk)
         if checkpoint:
-            manifest["branched_from"] = {"run": trunk.name, "step": last}
+            manifest["branched_from"] = {"run": trunk.absolute().name, "step": last}
         else:
             manifest["sessions"] = []
         write_json(folder / "manifest.json", manifest)
@@ -174,7 +174,7 @@ def is_end_of(out: Path, start: Path, length: int | timedelta) -> bool:
     """
     known = read_manifest(out) if (out / "manifest.json").exists() else {}
     begun, run = known.get("branched_from") or {}, run_of(start)
-    if begun.get("run") != run.name:
+    if begun.get("run") != run.absolute().name:
         return False
     config = read_run_config(out)
     steps, first = config.optimizer.cooldown_steps, begun["step"]
