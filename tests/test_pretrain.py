@@ -615,6 +615,12 @@ def test_a_frozen_generator_is_that_of_the_other_run(train, tmp_path, objective)
     assert not any(name.startswith("exp_avg/generator.") for name in tensors)
     losses = [each["mlm_loss"] for each in read_metrics(tmp_path / "whole" / "metrics.jsonl")]
     assert all(np.isfinite(losses))
+    manifest = read_manifest(tmp_path / "whole")
+    manifest["generator"]["sha256"] = "of other weights"
+    write_json(tmp_path / "whole" / "manifest.json", manifest)
+    (tmp_path / "whole" / "results.json").unlink()
+    shutil.rmtree(tmp_path / "whole" / "checkpoints")
+    refuse("does not hold the weights that", resume, tmp_path / "whole", ignore)
 
 
 def test_the_loss_of_each_stage_is_what_it_minimises(train, toy_config):

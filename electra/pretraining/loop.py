@@ -196,6 +196,7 @@ def _resume(
         domains = _open_domains(shards, config, machine, show)
         if machine.rank == 0:
             _keep_sources(run, shards, domains)
+            _require_generator(run, config)
             _tell_dtype(run, machine)
         step = prepare_step(
             _build(config, shards, machine, run, start, show), config, machine, ranking
@@ -221,6 +222,20 @@ def _keep_sources(run: Path, shards: Shards, domains: Domains) -> None:
     if old and evaluated:
         evaluated["folder"] = str(old.folder)
     write_json(run / "manifest.json", manifest)
+
+
+def _require_generator(run: Path, config: PretrainConfig) -> None:
+    """Refuse other weights of another model's generator, where no checkpoint holds them."""
+    manifest = read_manifest(run)
+    begun_from = manifest.get("init_from") or {}
+    known = {"frozen_run": manifest.get("generator"), "start_folder": begun_from.get("generator")}
+    for name, described in known.items() if not list_checkpoints(run) else ():
+        folder = getattr(config.generator, name)
+        require(
+            not described or describe_weights(folder)["sha256"] == described["sha256"],
+            f"generator.{name} {folder} does not hold the weights that {run} began with; choose "
+            "another --out",
+        )
 
 
 def _tell_dtype(run: Path, machine: Machine) -> None:
