@@ -65,10 +65,7 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def copy_folder(source: Path, target: Path, **options: Any) -> None:
-    """Copy a folder as shutil.copytree; the copy of a folder that is read-only is its owner's own.
-
-    Of the list of failures the first becomes an OSError.
-    """
+    """Copy a folder, which may be read-only; of the list of failures the first is an OSError."""
     try:
         shutil.copytree(source, target, copy_function=shutil.copyfile, **options)
         for folder in (target, *filter(Path.is_dir, target.rglob("*"))):

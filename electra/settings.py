@@ -198,9 +198,7 @@ def from_dict(config_type: type[ConfigType], values: Mapping[str, Any]) -> Confi
     hints = _types(config_type)
     arguments = {}
     for name, value in values.items():
-        require(
-            name in hints, f"this electra has no setting {name}; a newer one may have written it"
-        )
+        require(name in hints, f"{name} is no setting of this electra, but maybe of a newer one")
         if dataclasses.is_dataclass(hints[name]):
             value = from_dict(hints[name], value)
         elif type(value) is not hints[name]:

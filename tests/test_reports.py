@@ -123,7 +123,7 @@ DAMAGE = [
     ("manifest.json", "{\n  oops\n}", "manifest.json, line 2: not valid JSON"),
     ("config.json", "[]", "config.json: must be a JSON object, not []"),
     ("config.json", '{"train": 5}', "config.json is not the config of a run"),
-    ("config.json", {"later": 5}, "this electra has no setting later; a newer one may have"),
+    ("config.json", {"later": 5}, "run: later is no setting of this electra"),
     ("config.json", '{"model": {"hidden_size": "x"}}', "must be a whole number, not 'x'"),
     ("samples.json", "5", "samples.json is not rows of tokens"),
     ("samples.json", '[[{"token": 1}]]', "samples.json is not rows of tokens"),

@@ -105,12 +105,12 @@ def _begin_folder(
 
 def _by_content(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings without folders' names and threads, with the defaults of what came later."""
-    found = {**settings, "files": [*settings["files"].values()]}
-    del found["start"]  # the weights' sha256 say what it holds
-    configs = settings["grid"] if "grid" in settings else {"config": settings["config"]}
+    kept = {name: each for name, each in settings.items() if name not in ("start", "config")}
+    configs = settings.get("grid", {"": settings.get("config", {})})
     read = {name: from_dict(FinetuneConfig, each) for name, each in configs.items()}
-    whole = {name: replace(each, threads=0) for name, each in read.items()}
-    return found | ({"grid": whole} if "grid" in settings else whole)
+    what = {name: replace(each, threads=0) for name, each in read.items()}
+    files = [*settings["files"].values()]
+    return {**kept, "files": files, "grid" if "grid" in settings else "config": what}
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -185,19 +186,13 @@ def _resume(
                 f"{shards.folder} does not hold the shards of {run}: it has another {what}; choose "
                 "another --out"
             )
-        start = None
-        if begun_from and from_rank_0(not list_checkpoints(run)):
-            start = read_pretrained(Path(config.train.init_from))
-            require(
-                start.sha256 == begun_from["sha256"],
-                f"train.init_from {config.train.init_from} does not hold the weights that {run} "
-                "began with; choose another --out",
-            )
+        is_new = from_rank_0(not list_checkpoints(run))
+        if machine.rank == 0 and is_new:
+            _require_begun(run, config)
+        start = read_pretrained(Path(config.train.init_from)) if begun_from and is_new else None
         domains = _open_domains(shards, config, machine, show)
         if machine.rank == 0:
-            _keep_sources(run, shards, domains)
-            _require_generator(run, config)
-            _tell_dtype(run, machine)
+            _keep_sources(run, shards, domains, machine)
         step = prepare_step(
             _build(config, shards, machine, run, start, show), config, machine, ranking
         )
@@ -209,8 +204,11 @@ def _resume(
         return _train(run, shards, domains, step, show, end)
 
 
-def _keep_sources(run: Path, shards: Shards, domains: Domains) -> None:
-    """Write to the manifest where the shards of a run are now; refuse other old ones."""
+def _keep_sources(run: Path, shards: Shards, domains: Domains, machine: Machine) -> None:
+    """Write to the manifest where the shards of a run are now; refuse other old ones.
+
+    Told is another dtype than that of the last session, as on a CPU that multiplies bfloat16.
+    """
     manifest = read_manifest(run)
     old, evaluated = domains.get("old"), manifest.get("also_evaluate")
     require(
@@ -222,29 +220,23 @@ def _keep_sources(run: Path, shards: Shards, domains: Domains) -> None:
     if old and evaluated:
         evaluated["folder"] = str(old.folder)
     write_json(run / "manifest.json", manifest)
+    dtypes = [each.get("dtype") for each in manifest["sessions"][-1:]]
+    if dtypes not in ([], [None], [str(machine.dtype)]):
+        told = f"in {machine.dtype}, before in {dtypes[0]}: --set train.precision chooses"
+        warnings.warn(f"{run} goes on {told}", stacklevel=2)
 
 
-def _require_generator(run: Path, config: PretrainConfig) -> None:
-    """Refuse other weights of another model's generator, where no checkpoint holds them."""
+def _require_begun(run: Path, config: PretrainConfig) -> None:
+    """Refuse other weights than a run began with, which no checkpoint holds yet."""
     manifest = read_manifest(run)
-    begun_from = manifest.get("init_from") or {}
-    known = {"frozen_run": manifest.get("generator"), "start_folder": begun_from.get("generator")}
-    for name, described in known.items() if not list_checkpoints(run) else ():
-        folder = getattr(config.generator, name)
+    start = manifest.get("init_from") or {}
+    known = {"train.init_from": start, "generator.start_folder": start.get("generator")}
+    for name, described in (known | {"generator.frozen_run": manifest.get("generator")}).items():
+        at = attrgetter(name)(config)
         require(
-            not described or describe_weights(folder)["sha256"] == described["sha256"],
-            f"generator.{name} {folder} does not hold the weights that {run} began with; choose "
-            "another --out",
+            not described or describe_weights(at)["sha256"] == described["sha256"],
+            f"{name} {at} does not hold the weights that {run} began with; choose another --out",
         )
-
-
-def _tell_dtype(run: Path, machine: Machine) -> None:
-    """Warn of a run that computed in another dtype, as on a CPU that multiplies bfloat16."""
-    sessions, now = read_manifest(run)["sessions"], str(machine.dtype).removeprefix("torch.")
-    before = str(sessions[-1].get("dtype", now)).removeprefix("torch.") if sessions else now
-    if before != now:
-        advice = f"to keep it, give the command with --set train.precision={before}"
-        warnings.warn(f"{run} goes on in {now}, before in {before}; {advice}", stacklevel=2)
 
 
 def _hold(run: Path, machine: Machine) -> AbstractContextManager[None]:
