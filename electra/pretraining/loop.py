@@ -205,10 +205,7 @@ def _resume(
 
 
 def _keep_sources(run: Path, shards: Shards, domains: Domains, machine: Machine) -> None:
-    """Write to the manifest where the shards of a run are now; refuse other old ones.
-
-    Told is another dtype than that of the last session, as on a CPU that multiplies bfloat16.
-    """
+    """Write where the shards of a run are now; refuse other old ones, and tell another dtype."""
     manifest = read_manifest(run)
     old, evaluated = domains.get("old"), manifest.get("also_evaluate")
     require(
