@@ -84,7 +84,7 @@ def test_a_run_can_be_made_longer(run, train, tmp_path):
 
 def test_a_run_that_goes_on_in_another_dtype_says_so(stopped, train):
     amend_session(stopped, dtype="torch.bfloat16")  # as of a CPU that multiplies it
-    with pytest.warns(UserWarning, match="in torch.float32, before in torch.bfloat16: --set"):
+    with pytest.warns(UserWarning, match="in float32, before in bfloat16; --set"):
         train("run")
 
 

@@ -219,7 +219,8 @@ def _keep_sources(run: Path, shards: Shards, domains: Domains, machine: Machine)
     write_json(run / "manifest.json", manifest)
     dtypes = [each.get("dtype") for each in manifest["sessions"][-1:]]
     if dtypes not in ([], [None], [str(machine.dtype)]):
-        told = f"in {machine.dtype}, before in {dtypes[0]}: --set train.precision chooses"
+        now, before = (str(each).removeprefix("torch.") for each in (machine.dtype, *dtypes))
+        told = f"in {now}, before in {before}; --set train.precision={before} keeps it"
         warnings.warn(f"{run} goes on {told}", stacklevel=2)
 
 
