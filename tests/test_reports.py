@@ -173,7 +173,7 @@ def test_files_that_cannot_be_read_are_refused_in_one_line(run_folder, file, con
     refuse(named, read_all)
 
 
-def test_numbers_in_tables_come_from_the_files(run_folder, tmp_path):
+def test_numbers_in_tables_come_from_the_files(run_folder, tmp_path, monkeypatch):
     runs = read_runs([run_folder])
     assert ["disc_loss", "0.3125"] in heldout_table(runs).rows
     numbers = ["1,000", "7.00M", "8m20s", "0.250", "0.3125", "0.3864", "0.812"]
@@ -181,6 +181,8 @@ def test_numbers_in_tables_come_from_the_files(run_folder, tmp_path):
     other = write_run(tmp_path / "other" / "tiny")
     names = [str(run_folder), str(other)]
     assert [run.name for run in read_runs([run_folder, other])] == names, "told apart"
+    monkeypatch.chdir(run_folder)
+    assert [run.name for run in read_runs([run_folder.relative_to(run_folder)])] == ["tiny"]
     seed = {"scores": {"mcc": 0.5}, "other_scores": {"dev_mismatched": {"mcc": 0.25}}}
     paths = [
         write_finetuning(run_folder, from_scratch=False, median=0.5),

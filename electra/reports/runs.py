@@ -165,8 +165,9 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     Metrics are sorted by step, and each step occurs once. Damaged records of metrics.jsonl are
     left out with a warning; a run without any record is refused.
     """
-    count = Counter(folder.name for folder in folders)
-    return [_read_run(f, f.name if count[f.name] == 1 else str(f)) for f in folders]
+    names = [folder.absolute().name for folder in folders]
+    named = zip(folders, names, strict=True)
+    return [_read_run(f, n if names.count(n) == 1 else str(f)) for f, n in named]
 
 
 def _read_run(folder: Path, name: str) -> Run:
@@ -194,7 +195,7 @@ def _read_model(folder: Path) -> Model:
         f"{folder} is no run, no fine-tuning and no folder of `electra export` or `electra import`",
     )
     path = folder / HASHES
-    return Model(folder.name, networks, read_object(path) if path.is_file() else {})
+    return Model(folder.absolute().name, networks, read_object(path) if path.is_file() else {})
 
 
 def read_finetuning(path: Path) -> Finetuning:
