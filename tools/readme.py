@@ -209,7 +209,8 @@ def _describe_suites(folder: Path) -> list[str]:
     parts = []
     for title, members in suites.items():
         parts += [f"### {title}", f"The paper: {members[0]['suite']['paper']}"]
-        parts.append(to_markdown(_tabulate_gains(members)))
+        gains = _tabulate_gains(members)
+        parts += [to_markdown(gains)] if gains.rows else []  # none if no two rows are finished
         parts.append(f"Scores, figure and runs: {'; '.join(links[title])}.")
     return parts
 
