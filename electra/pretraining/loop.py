@@ -217,9 +217,9 @@ def _keep_sources(run: Path, shards: Shards, domains: Domains, machine: Machine)
     if old and evaluated:
         evaluated["folder"] = str(old.folder)
     write_json(run / "manifest.json", manifest)
-    dtypes = [each.get("dtype") for each in manifest["sessions"][-1:]]
-    if dtypes not in ([], [None], [str(machine.dtype)]):
-        now, before = (str(each).removeprefix("torch.") for each in (machine.dtype, *dtypes))
+    now = str(machine.dtype).removeprefix("torch.")
+    before = (manifest["sessions"] or [{}])[-1].get("dtype", now).removeprefix("torch.")
+    if before != now:
         told = f"in {now}, before in {before}; --set train.precision={before} keeps it"
         warnings.warn(f"{run} goes on {told}", stacklevel=2)
 

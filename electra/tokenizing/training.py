@@ -88,7 +88,7 @@ def _spool_texts(texts: Iterable[str], spool: IO[bytes]) -> np.ndarray:
 
 
 def _read_spool(spool: IO[bytes], is_dropped: np.ndarray) -> Iterator[list[str]]:
-    """Yield the spooled lines, or equally spaced parts of very many, without dropped characters."""
+    """Yield the lines, or equally spaced parts of too many; a dropped character is a space."""
     step = spool.tell() // MAX_TRAINED_BYTES + 1
     spool.seek(0)
     for number, lines in enumerate(iter(lambda: spool.readlines(SPOOL_CHARS), [])):
