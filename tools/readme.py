@@ -193,39 +193,45 @@ def _page_block(results: Sequence[Result], folder: Path) -> str:
 
 def _describe_suites(folder: Path) -> list[str]:
     """Return what each suite of `electra reproduce` below results/ found, its recipes together."""
-    suites: dict[str, list[dict[str, Any]]] = {}
-    links: dict[str, list[str]] = {}
+    suites: dict[str, dict[Path, dict[str, Any]]] = {}
     for path in sorted(folder.rglob("results.json")):
         found = read_object(path)
-        if "suite" not in found:
-            continue
-        title = found["suite"]["title"]
-        suites.setdefault(title, []).append(found)
-        page = path.with_name("README.md").relative_to(folder)
-        links.setdefault(title, []).append(
-            f"[recipe {found['suite']['recipe']}]({page.as_posix()}), "
-            f"{len(found['records'])} of {found['num_runs']} runs"
-        )
+        if "suite" in found:
+            page = path.with_name("README.md").relative_to(folder)
+            suites.setdefault(found["suite"]["title"], {})[page] = found
     parts = []
-    for title, members in suites.items():
-        parts += [f"### {title}", f"The paper: {members[0]['suite']['paper']}"]
+    for title, pages in suites.items():
+        members = _name_members(pages)
+        links = [
+            f"[{name}]({page.as_posix()}), {len(found['records'])} of {found['num_runs']} runs"
+            for (name, found), page in zip(members.items(), pages, strict=True)
+        ]
+        parts += [f"### {title}", f"The paper: {next(iter(pages.values()))['suite']['paper']}"]
         gains = _tabulate_gains(members)
         parts += [to_markdown(gains)] if gains.rows else []  # none if no two rows are finished
-        parts.append(f"Scores, figure and runs: {'; '.join(links[title])}.")
+        parts.append(f"Scores, figure and runs: {'; '.join(links)}.")
     return parts
 
 
-def _tabulate_gains(members: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the comparisons of a suite: a line for each, a column for each recipe."""
+def _name_members(pages: Mapping[Path, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the results of a suite by their recipe, and by their folder where that is not one."""
+    recipes = [f"recipe {found['suite']['recipe']}" for found in pages.values()]
+    return {
+        recipe if recipes.count(recipe) == 1 else f"{recipe}, {page.parts[0]}": found
+        for recipe, (page, found) in zip(recipes, pages.items(), strict=True)
+    }
+
+
+def _tabulate_gains(members: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Return the comparisons of a suite: a line for each, a column for each of its results."""
     lines: dict[tuple[str, str], list[str]] = {}
-    for column, found in enumerate(members, start=1):
+    for column, found in enumerate(members.values(), start=1):
         for each in found.get("comparisons", ()):  # not in results of older versions
             unknown = [_format_paper(each["paper"]), *["-"] * len(members)]
             line = lines.setdefault((each["row"], each["against"]), unknown)
             line[column] = _format_comparison(each)
-    recipes = [f"recipe {found['suite']['recipe']}" for found in members]
     rows = [[*pair, *line] for pair, line in lines.items()]
-    return Table(["row", "against", "paper", *recipes], rows)
+    return Table(["row", "against", "paper", *members], rows)
 
 
 def _format_paper(gain: float | str) -> str:
