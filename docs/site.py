@@ -29,8 +29,8 @@ ROOMS = ("method", "model", "text", "tokenizing", "shards", "training", "checkpo
 ROOMS += ("tasks", "pretraining", "finetuning", "inference")
 SECTIONS: dict[str, list[str]] = {
     "Start": ["index.md", "CONCEPTS.md", "MIGRATING.md"],
-    "Guides": ["KOREAN.md", "DOMAIN.md", "DEBERTA.md", "TASK.md", "CORPUS.md", "TOKENIZERS.md"]
-    + ["SERVING.md", "REPRODUCE.md", "GPUS.md", "RELIABILITY.md", "TROUBLE.md"],
+    "Guides": ["KOREAN.md", "DOMAIN.md", "DEBERTA.md", "BABYLM.md", "TASK.md", "CORPUS.md"]
+    + ["TOKENIZERS.md", "SERVING.md", "REPRODUCE.md", "GPUS.md", "RELIABILITY.md", "TROUBLE.md"],
     "Reference": ["ARTEFACTS.md", "verbs.md", "settings.md", "LIBRARY.md", "ARCHITECTURES.md"]
     + ["CLIENTS.md"],
     "Results": [],

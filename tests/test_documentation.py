@@ -28,7 +28,7 @@ from tools.readme import GUIDES, PAGE, PICTURE, update_readme
 ROOT = Path(electra.__file__).parent.parent
 DOCS = """OBJECTIVES ARTEFACTS DEVIATIONS PERFORMANCE ARCHITECTURE RELIABILITY DOMAIN LIBRARY
 REPRODUCE CORPUS TOKENIZERS CONCEPTS SERVING TROUBLE KOREAN ARCHITECTURES TASK GPUS MIGRATING
-EXTENDING CLIENTS DEBERTA"""
+EXTENDING CLIENTS DEBERTA BABYLM"""
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "results/README.md")]
 PAGES += [ROOT / "docs" / f"{name}.md" for name in DOCS.split()]
 """In the order in which their commands are run."""
