@@ -88,7 +88,7 @@ class Architecture:
     ) -> dict[str, Any]:
         """Return config.json."""
         require(
-            not sizes.causal or "causal" in self.fields,
+            not sizes.causal or "CausalLM" in self.heads,
             f"transformers has no causal class of {self.classes}; use the run itself",
         )
         return {
@@ -517,6 +517,33 @@ MODERNBERT = Architecture(
     read_config=_read_modern,
 )
 
+
+def _write_decoder(sizes: EncoderConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    # Half of its window is the number of tokens that a token sees, of which it is one itself.
+    window = 2 * (sizes.local_attention // 2 + 1)
+    return {**_write_modern(sizes, tokenizer), "local_attention": window}
+
+
+def _read_decoder(values: Mapping[str, Any]) -> EncoderConfig:
+    sizes = _read_modern(values)
+    return dataclasses.replace(
+        sizes, causal=True, local_attention=sizes.local_attention // 2 * 2 - 2
+    )
+
+
+MODERNBERT_DECODER = dataclasses.replace(
+    MODERNBERT,
+    model_type="modernbert-decoder",
+    classes="ModernBertDecoder",
+    encoder={
+        **MODERNBERT.encoder,
+        "layers.{i}.attention.qkv": tuple(f"layers.{{i}}.attn.{part}_proj" for part in "qkv"),
+    },
+    heads={"CausalLM": {"dense": "lm_head.dense", "norm": "lm_head.norm", "": "decoder"}},
+    write_others=_write_decoder,
+    read_config=_read_decoder,
+)
+
 # The names of DeBERTa
 
 _DEBERTA_FIELDS = _fields(
@@ -619,5 +646,7 @@ DEBERTA = Architecture(
         "dense_prediction": "mask_predictions.classifier",
     },
 )
-ARCHITECTURES = {each.model_type: each for each in (ELECTRA, BERT, MODERNBERT, DEBERTA)}
+ARCHITECTURES = {
+    each.model_type: each for each in (ELECTRA, BERT, MODERNBERT_DECODER, MODERNBERT, DEBERTA)
+}
 """By the name of `EncoderConfig.architecture` and of config.json's model_type."""

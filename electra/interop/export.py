@@ -3,6 +3,7 @@
 Of a pre-training run, or a Hugging Face folder:
 OUT/                ElectraForPreTraining: the discriminator with its head; or ElectraForMaskedLM if
                     the objective has no discriminator, ElectraForCausalLM if it is causal_lm
+                    (ModernBertDecoderForCausalLM of ModernBERT's body)
 OUT/generator/      ElectraForMaskedLM: the generator, if there is one; with an ONNX file of its own
 
 Of a fine-tuning:
@@ -48,6 +49,8 @@ from electra.checkpoints.names import (
     DISCRIMINATOR_FILE,
     ELECTRA,
     HEAD_FILE,
+    MODERNBERT,
+    MODERNBERT_DECODER,
     NEXT_SENTENCE_FILE,
     Kind,
     expand_classifier,
@@ -300,6 +303,8 @@ def convert(
     )
     architecture = ARCHITECTURES["bert" if form == "bert" else sizes.architecture]
     kind = outgoing.kind if outgoing.has_class else ""
+    if sizes.causal and architecture is MODERNBERT and kind in ("", "CausalLM"):
+        architecture = MODERNBERT_DECODER
     name = architecture.class_name(kind)
     config = architecture.write_config(sizes, name, outgoing.tokenizer) | dict(outgoing.settings)
     config["sequence_length"] = outgoing.length
