@@ -180,8 +180,8 @@ class AcceleratedStep(Step):
         with torch.cuda.stream(self.stream), warnings.catch_warnings():
             # The optimizer warns because nothing is captured yet; the step after these is captured.
             warnings.filterwarnings("ignore", message=".*capturable=True")
-            # train.precision=float32 promises float32 products, so TensorFloat32 is no advice.
-            warnings.filterwarnings("ignore", message="TensorFloat32")
+            # No advice: TensorFloat32 where float32 is promised; how the compiler splits a softmax.
+            warnings.filterwarnings("ignore", message=r"TensorFloat32|\s*Online softmax")
             outcome = self.compute(batch)
         current.wait_stream(self.stream)
         return outcome
