@@ -25,7 +25,7 @@ from electra.finetuning.loop import finetune
 from electra.finetuning.loop import ignore as pass_over
 from electra.pretraining.continuation import branch
 from electra.pretraining.loop import pretrain, resume
-from electra.processes import Interrupted, follow_parent, join_ray
+from electra.processes import Interrupted, follow_parent, join_ray, usable_cores
 from electra.reproduce.plan import (
     Finetunings,
     PlannedRun,
@@ -185,7 +185,7 @@ class Session:
                     if ray:
                         working[place] = _start_on_ray(ray, self.setup, unit)
                     else:
-                        working[place] = _start(self.setup, unit, place)
+                        working[place] = _start(self.setup, unit, place, room)
                 time.sleep(SECONDS_BETWEEN_LOOKS)
                 units_now = [worker.unit for worker in working.values()]
                 looks += 1
@@ -270,11 +270,11 @@ class _RayTask(NamedTuple):
         return [f"{self.unit[0].name}: {failure}"] if failure else []
 
 
-def _start(setup: Setup, unit: Unit, place: int) -> _Process:
+def _start(setup: Setup, unit: Unit, place: int, jobs: int) -> _Process:
     """Start the process that computes a row and seed; with several GPUs each has its own."""
     context = multiprocessing.get_context("spawn")
     answer, worker_end = context.Pipe(duplex=False)
-    process = context.Process(target=_compute_here, args=(setup, unit, place, worker_end))
+    process = context.Process(target=_compute_here, args=(setup, unit, place, jobs, worker_end))
     process.start()
     worker_end.close()
     return _Process(process, answer, unit)
@@ -297,8 +297,10 @@ def _compute_on_ray(setup: Setup, unit: Unit, folder: Path) -> str:
     return _compute_unit(setup, unit)
 
 
-def _compute_here(setup: Setup, unit: Unit, place: int, answer: Connection) -> None:
+def _compute_here(setup: Setup, unit: Unit, place: int, jobs: int, answer: Connection) -> None:
     follow_parent()
+    # torch's compiler would start a process for every core, in each of the jobs.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, usable_cores() // jobs)))
     if torch.cuda.is_available():
         torch.cuda.set_device(place % torch.cuda.device_count())
     if failure := _compute_unit(setup, unit):
