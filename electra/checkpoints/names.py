@@ -520,15 +520,12 @@ MODERNBERT = Architecture(
 
 def _write_decoder(sizes: EncoderConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     # Half of its window is the number of tokens that a token sees, of which it is one itself.
-    window = 2 * (sizes.local_attention // 2 + 1)
-    return {**_write_modern(sizes, tokenizer), "local_attention": window}
+    return {**_write_modern(sizes, tokenizer), "local_attention": sizes.local_attention + 2}
 
 
 def _read_decoder(values: Mapping[str, Any]) -> EncoderConfig:
     sizes = _read_modern(values)
-    return dataclasses.replace(
-        sizes, causal=True, local_attention=sizes.local_attention // 2 * 2 - 2
-    )
+    return dataclasses.replace(sizes, causal=True, local_attention=sizes.local_attention - 2)
 
 
 MODERNBERT_DECODER = dataclasses.replace(
