@@ -218,8 +218,8 @@ def require_regular(path: Path) -> None:
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise UserError if there is something at the path that is to be written."""
-    require(not path.exists(), f"{path} exists already; remove it or choose another name")
+    """Raise UserError if there is something at the path to be written, if only a broken link."""
+    require(not os.path.lexists(path), f"{path} exists already; remove it or choose another name")
 
 
 def require_same(folder: Path, begun: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

@@ -88,5 +88,7 @@ def test_a_second_writer_neither_clears_nor_replaces(tmp_path):
             pytest.fail("two processes write one folder")
         assert (folder / "work").read_text() == "of hours"
     assert (tmp_path / "out/work").read_text() == "of hours"
-    with pytest.raises(UserError, match="out exists already"), new_folder(tmp_path / "out"):
-        pytest.fail("what is there is replaced")
+    (tmp_path / "link").symlink_to("nothing")
+    for name in ("out", "link"):
+        with pytest.raises(UserError, match=f"{name} exists already"), new_folder(tmp_path / name):
+            pytest.fail("what is there is replaced")

@@ -259,7 +259,7 @@ def test_finished_seeds_are_not_repeated(start, data, tune, tmp_path):
         tune("a", seeds=2, progress=cut_at(part="dev", seed=1))
     assert not (tmp_path / "a").exists()
     begun = "a.incomplete was begun with another"
-    refuse(f"{begun} config; remove it", tune, "a", seeds=2, learning_rate=1e-4)
+    refuse(f"{begun} learning_rate; remove it", tune, "a", seeds=2, learning_rate=1e-4)
     refuse(f"{begun} from_scratch;", tune, "a", seeds=2, from_scratch=True)
     refuse("a.incomplete is in the way; finish", lambda: Tokenizer.load(start).save(tmp_path / "a"))
     assert (tmp_path / "a.incomplete/seed-0/results.json").is_file()

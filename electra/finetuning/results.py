@@ -110,7 +110,8 @@ def _by_content(settings: dict[str, Any]) -> dict[str, Any]:
     read = {name: from_dict(FinetuneConfig, each) for name, each in configs.items()}
     what = {name: replace(each, threads=0) for name, each in read.items()}
     files = [*settings["files"].values()]
-    return {**kept, "files": files, "grid" if "grid" in settings else "config": what}
+    fields = {"grid": what} if "grid" in settings else to_dict(what[""])
+    return {**fields, **kept, "files": files}
 
 
 @dataclass(frozen=True)
