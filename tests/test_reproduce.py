@@ -607,7 +607,9 @@ def test_a_suite_extends_several_files_of_which_later_ones_win(tmp_path):
 @pytest.mark.parametrize(
     "results",
     sorted(
-        [*ROOT.glob("results/two-cores*/*/results.json"), *ROOT.glob("results/one-gpu/*/*.json")]
+        path
+        for group in ("two-cores*", "one-gpu")
+        for path in ROOT.glob(f"results/{group}/*/results.json")
     ),
     ids=lambda path: f"{path.parts[-3]}-{path.parts[-2]}",
 )

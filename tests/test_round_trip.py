@@ -10,7 +10,7 @@ from refusals import refuse
 
 from electra.checkpoints.checkpoint import read_tensors
 from electra.checkpoints.folder import Finetuned, SavedNetwork, read_model
-from electra.checkpoints.names import DEBERTA, DISCRIMINATOR_FILE, HEAD_FILE
+from electra.checkpoints.names import DEBERTA, DISCRIMINATOR_FILE, HEAD_FILE, MODERNBERT_DECODER
 from electra.config import FeaturesConfig, FinetuneConfig
 from electra.interop import onnx
 from electra.interop.export import (
@@ -151,6 +151,22 @@ def test_round_trip(kind, pooling, body, form, toy_tokenizer, tmp_path):
         if outgoing.network.predicts:
             assert found.kept.predicts == outgoing.network.predicts
             assert_same_tensors(found.kept.head, outgoing.network.head)
+
+
+def test_a_causal_encoder_without_a_class(toy_tokenizer, tmp_path):
+    sizes = dataclasses.replace(make_sizes("modernbert"), causal=True)
+    outgoing = make_outgoing("SequenceClassification", "mean", sizes, toy_tokenizer)
+    network = dataclasses.replace(outgoing.network, sizes=sizes)
+    outgoing = dataclasses.replace(outgoing, network=network)
+    refuse("ModernBert with this head; electra reads it", write_plain, tmp_path, outgoing)
+
+
+@pytest.mark.parametrize(
+    ("window", "half"), [({"sliding_window": 5}, 4), ({"local_attention": 129}, 63), ({}, 63)]
+)
+def test_the_window_of_a_decoder(window, half):
+    assert MODERNBERT_DECODER.read_config(window).local_attention == 2 * half
+    refuse("a window of 1 token", MODERNBERT_DECODER.read_config, {"local_attention": 2})
 
 
 REQUIRED = """vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads

@@ -119,7 +119,7 @@ READ_BY_ALL = [
     (config(vocab_size=121), "word_embeddings.weight has the shape (120, 32); by the sizes"),
     (config(sequence_length=2), "a row of 2 tokens is too short"),
     (config(model_type=["electra"]), "model_type must be electra"),
-    (config(model_type="gpt2"), "modernbert or deberta-v2, not 'gpt2'"),
+    (config(model_type="gpt2"), "modernbert-decoder or deberta-v2, not 'gpt2'"),
     (more_tokens, "200 tokens"),
 ]
 

@@ -89,7 +89,7 @@ class Architecture:
         """Return config.json."""
         require(
             not sizes.causal or "CausalLM" in self.heads,
-            f"transformers has no causal class of {self.classes}; use the run itself",
+            f"transformers has no causal class of {self.classes} with this head; electra reads it",
         )
         return {
             "model_type": self.model_type,
@@ -519,13 +519,17 @@ MODERNBERT = Architecture(
 
 
 def _write_decoder(sizes: EncoderConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    # Half of its window is the number of tokens that a token sees, of which it is one itself.
+    # Half of it is the number of tokens that a token sees, of which it is one itself.
     return {**_write_modern(sizes, tokenizer), "local_attention": sizes.local_attention + 2}
 
 
 def _read_decoder(values: Mapping[str, Any]) -> EncoderConfig:
-    sizes = _read_modern(values)
-    return dataclasses.replace(sizes, causal=True, local_attention=sizes.local_attention - 2)
+    whole = _read_fields(values, {"": ("local_attention", 128)}, {})[""]
+    # transformers writes the half as well, and obeys it.
+    window = _read_fields(values, {"": ("sliding_window", max(1, whole // 2))}, {})[""]
+    require(window > 1, f"a window of {window} token (sliding_window) must have at least 2")
+    sizes = _read_modern({**values, "local_attention": 2 * (window - 1)})
+    return dataclasses.replace(sizes, causal=True)
 
 
 MODERNBERT_DECODER = dataclasses.replace(
@@ -644,6 +648,6 @@ DEBERTA = Architecture(
     },
 )
 ARCHITECTURES = {
-    each.model_type: each for each in (ELECTRA, BERT, MODERNBERT_DECODER, MODERNBERT, DEBERTA)
+    each.model_type: each for each in (ELECTRA, BERT, MODERNBERT, MODERNBERT_DECODER, DEBERTA)
 }
-"""By the name of `EncoderConfig.architecture` and of config.json's model_type."""
+"""By config.json's model_type; the bodies by the name of `EncoderConfig.architecture`, too."""

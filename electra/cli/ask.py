@@ -192,7 +192,7 @@ def score(
     Example: electra score run --pairs blimp.jsonl --out blimp.json
 
     Args:
-        run: A run folder of `electra pretrain`.
+        run: A run folder of `electra pretrain`, or one of its checkpoints.
         text: A text file with one sentence per line.
         pairs: A .jsonl, .tsv or .csv file with the columns sentence_good, sentence_bad and UID (the
             kind of pair), as BLiMP's.

@@ -97,7 +97,8 @@ def export(
     """Write a pre-trained or fine-tuned model for other programs, with a model card.
 
     For a pre-training run, transformers loads OUT as AutoModelForPreTraining, AutoModel and
-    AutoTokenizer, and OUT/generator as AutoModelForMaskedLM. For a fine-tuning it loads OUT as
+    AutoTokenizer, and OUT/generator as AutoModelForMaskedLM; without a discriminator
+    OUT as AutoModelForMaskedLM, or AutoModelForCausalLM. For a fine-tuning it loads OUT as
     AutoModelForSequenceClassification, AutoModelForTokenClassification,
     AutoModelForQuestionAnswering or AutoModelForMultipleChoice, which gives the answers of `electra
     predict`. Where transformers has no class with the model's head, OUT is the encoder, with the

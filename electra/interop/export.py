@@ -49,6 +49,8 @@ from electra.checkpoints.names import (
     DISCRIMINATOR_FILE,
     ELECTRA,
     HEAD_FILE,
+    MODERNBERT,
+    MODERNBERT_DECODER,
     NEXT_SENTENCE_FILE,
     Kind,
     expand_classifier,
@@ -301,9 +303,8 @@ def convert(
     )
     architecture = ARCHITECTURES["bert" if form == "bert" else sizes.architecture]
     kind = outgoing.kind if outgoing.has_class else ""
-    decoder = ARCHITECTURES.get(f"{architecture.model_type}-decoder")
-    if sizes.causal and decoder and kind in ("", "CausalLM"):
-        architecture = decoder
+    if sizes.causal and architecture is MODERNBERT and kind in ("", "CausalLM"):
+        architecture = MODERNBERT_DECODER
     name = architecture.class_name(kind)
     config = architecture.write_config(sizes, name, outgoing.tokenizer) | dict(outgoing.settings)
     config["sequence_length"] = outgoing.length

@@ -1,7 +1,8 @@
 """The weights of other programs by name, shapes before values; no code of a file ever runs.
 
 Read are TensorFlow checkpoints of google-research/electra (tensorflow.py), and Hugging Face folders
-of ELECTRA, BERT and ModernBERT: safetensors, whole or in parts, or pytorch_model.bin.
+of ELECTRA, BERT, DeBERTa and ModernBERT (its decoder, too): safetensors, whole or in parts, or
+pytorch_model.bin.
 """
 
 import re

@@ -299,8 +299,9 @@ def _compute_on_ray(setup: Setup, unit: Unit, folder: Path) -> str:
 
 def _compute_here(setup: Setup, unit: Unit, place: int, jobs: int, answer: Connection) -> None:
     follow_parent()
-    # torch's compiler would start a process for every core, in each of the jobs.
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, usable_cores() // jobs)))
+    # torch's compiler would start a process for every core, at most 32, in each of the jobs.
+    threads = min(32, max(1, usable_cores() // jobs))
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))
     if torch.cuda.is_available():
         torch.cuda.set_device(place % torch.cuda.device_count())
     if failure := _compute_unit(setup, unit):
