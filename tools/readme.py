@@ -217,7 +217,7 @@ def _name_members(pages: Mapping[Path, dict[str, Any]]) -> dict[str, dict[str, A
     """Return the results of a suite by their recipe, and by their folder where that is not one."""
     recipes = [f"recipe {found['suite']['recipe']}" for found in pages.values()]
     return {
-        recipe if recipes.count(recipe) == 1 else f"{recipe}, {page.parent.parent}": found
+        recipe if recipes.count(recipe) == 1 else f"{recipe}, {page.parent.as_posix()}": found
         for recipe, (page, found) in zip(recipes, pages.items(), strict=True)
     }
 
