@@ -219,7 +219,8 @@ def require_regular(path: Path) -> None:
 
 def refuse_existing(path: Path) -> None:
     """Raise UserError if there is something at the path to be written, if only a broken link."""
-    require(not os.path.lexists(path), f"{path} exists already; remove it or choose another name")
+    is_there = path.exists() or path.is_symlink()
+    require(not is_there, f"{path} exists already; remove it or choose another name")
 
 
 def require_same(folder: Path, begun: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
