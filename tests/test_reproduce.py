@@ -105,7 +105,7 @@ def test_every_suite_of_the_paper_can_be_planned(toy_shards):
         if path.name != "size.toml"  # what others extend
         for recipe in ("paper", "best")
     }
-    assert len(small) == 26
+    assert len(small) == 30
     for name, suite in (list_suites() | small).items():
         plan = make_plan(dataclasses.replace(suite, seeds=1), shards)
         wanted = sum(len(row.fractions or suite.fractions) for row in suite.rows)
