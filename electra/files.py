@@ -208,6 +208,11 @@ def read_varint(stream: BytesIO) -> int:
     raise UserError("a number is too long")
 
 
+def named(folder: Path) -> Path:
+    """Return a path of the folder that ends in its name, as `.` and `..` do not."""
+    return folder if folder.name not in ("", "..") else folder.resolve()
+
+
 def require_regular(path: Path) -> None:
     """Refuse a path that exists and is no regular file: a FIFO could block forever."""
     try:

@@ -24,7 +24,7 @@ from electra.inference.embed import Pooling, Units, embed_units
 from electra.inference.embed import embed as run_embed
 from electra.inference.network import LoadedEncoder, LoadedNetwork, load_encoder
 from electra.inference.predict import FinetunedModel, load_model
-from electra.inference.similarity import COLUMNS, choose_layer, read_pairs
+from electra.inference.similarity import choose_layer, read_pairs
 from electra.interop.export import export as run_export
 from electra.interop.sentence_transformers import Similarity
 from electra.presets import finetune_preset
@@ -255,7 +255,7 @@ def export(
     onnx: bool = False,
     int8: str | Path | None = None,
     dev: str | Path | None = None,
-    columns: Sequence[str] = COLUMNS,
+    columns: Sequence[str] = (),
     scores: Sequence[str | Path] = (),
     seed: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -269,7 +269,7 @@ def export(
         onnx: Write onnx/model.onnx, too.
         int8: A file of texts: write onnx/model_int8.onnx, too, compared on them.
         dev: Pairs of sentences with scores, which choose the layer for sentence-transformers.
-        columns: Columns of `dev`: two sentences and their score.
+        columns: Columns of `dev`: two sentences and their score; if empty, as in STS-B.
         scores: Folders of fine-tunings for the card of a run; those beside the run are found, one
             for each task and start.
         seed: Of a fine-tuning, the seed; None: the best on dev.
@@ -280,7 +280,7 @@ def export(
             agree with the model.
     """
     run, folder = Path(model), Path(out)
-    check_export(run, form, dev, scores, seed, is_onnx=onnx or int8 is not None)
+    check_export(run, form, dev, columns, scores, seed, is_onnx=onnx or int8 is not None)
     rows = [read_finetuning(Path(path) / "results.json") for path in scores]
     if not is_finetuned(run) and not is_huggingface(run):
         for path in find_finetunings(run_of(run), find_checkpoint(run)[0]):
@@ -307,6 +307,7 @@ def check_export(
     run: Path,
     form: str,
     dev: str | Path | None,
+    columns: Sequence[str],
     scores: Sequence[str | Path],
     seed: int | None,
     *,
@@ -319,6 +320,7 @@ def check_export(
         is_similarity == (dev is not None),
         "sentence-transformers and a dev set go together: the dev set chooses the layer",
     )
+    require(dev is not None or not columns, "the columns are those of a dev set; name it")
     require(
         not (is_tuned and (is_similarity or scores)),
         f"sentence-transformers and scores are for a run, and {run} is a fine-tuning",

@@ -31,7 +31,7 @@ from electra.checkpoints.names import (
 )
 from electra.config import EncoderConfig, FinetuneConfig, PretrainConfig
 from electra.errors import UserError, command, refuse_unlike, require, tell_place
-from electra.files import check_hashes, read_object, sha256_file
+from electra.files import check_hashes, named, read_object, sha256_file
 from electra.model.encoder import Encoder
 from electra.model.heads import NextSentenceHead
 from electra.settings import from_dict
@@ -146,6 +146,7 @@ class Finetuned(SavedModel):
 
 def read_model(folder: Path, seed: int | None = None) -> SavedModel:
     """Return the model in a folder of any kind; of a fine-tuning that of a seed, or of the best."""
+    folder = named(folder)
     return read_finetuned(folder, seed) if is_finetuned(folder) else read_pretrained(folder)
 
 

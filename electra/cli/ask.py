@@ -81,7 +81,7 @@ def detect(
     text: str | None = None,
     *,
     input_: InputOrText = None,
-    threshold: float = 0.5,
+    threshold: float | None = None,
     json: bool = False,
 ) -> None:
     """Show which words of a text look replaced to a discriminator, with their probabilities.
@@ -96,13 +96,15 @@ def detect(
         model: A run folder that `electra pretrain` wrote, or a Hugging Face folder.
         text: The text; - is standard input. Without it, --input.
         input_: A file with one text per line; - is standard input.
-        threshold: Probability from which a word is marked.
+        threshold: Probability from which a word is marked; 0.5 if not given.
         json: Whether to print one JSON object per text, with the place and probability of each
             word.
     """
     from electra.inference.ask import detect as run_detect
     from electra.inference.ask import load_asked
 
+    require(threshold is None or not json, "--json marks no words; leave --threshold out")
+    threshold = 0.5 if threshold is None else threshold
     require(0 <= threshold <= 1, f"threshold must lie in 0 to 1, not {threshold}")
     texts = _read_texts(text, input_)
     network = load_asked(model, "replaced")

@@ -21,9 +21,10 @@ from electra.cli.options import (
     settings_of,
 )
 from electra.config import PrepareConfig, TextConfig, TokenizerConfig
-from electra.errors import UserError, command, count_of, require
+from electra.errors import command, count_of, require
 from electra.files import read_text
 from electra.reports.glossary import format_count
+from electra.settings import override
 from electra.terminal.live import Progress
 from electra.terminal.printing import print_done, print_lines, print_note, print_sections
 from electra.text.streams import is_url, locate
@@ -79,8 +80,9 @@ def tokenizer(
     from electra.tokenizing.tokenizer import Tokenizer
 
     given = [f"kind={kind}", *set_] if kind else set_
-    settings = resolve(TokenizerConfig(), config, given)
     old = Tokenizer.load(extend) if extend else None
+    usual = override(TokenizerConfig(), [f"kind={old.kind.lower()}"] if old else [])
+    settings = resolve(usual, config, given)
     refuse_existing(out)
     if ids is not None:
         require(
@@ -89,8 +91,8 @@ def tokenizer(
         )
         return _declare(ids, out, dry_run)
     for name in ("kind", "lowercase", "strip_accents", "split_ideographs") if old else ():
-        if getattr(settings, name) != getattr(TokenizerConfig(), name):
-            raise UserError(f"{name} is that of the old vocabulary, {extend}; leave it out")
+        is_old = getattr(settings, name) == getattr(usual, name)
+        require(is_old, f"{name} is that of the old vocabulary, {extend}; leave it out")
     files = find_text(text, settings)
     if dry_run:
         return print_dry_run(settings, f"read {_describe(files)} and write the tokenizer {out}")

@@ -134,12 +134,10 @@ def export(
     """
     from electra.checkpoints.checkpoint import run_of
     from electra.checkpoints.folder import find_seed, is_finetuned, is_huggingface, read_run_config
-    from electra.inference.similarity import COLUMNS
     from electra.library import check_export
     from electra.library import export as run_export
 
-    require(dev is not None or not columns, "--columns are those of --dev")
-    check_export(run, as_, dev, scores, seed, is_onnx=onnx or int8 is not None)
+    check_export(run, as_, dev, columns, scores, seed, is_onnx=onnx or int8 is not None)
     settings: object = None
     source = str(run)
     if is_finetuned(run):
@@ -158,7 +156,7 @@ def export(
             onnx=onnx,
             int8=int8,
             dev=dev,
-            columns=columns or COLUMNS,
+            columns=columns,
             scores=scores,
             seed=seed,
             progress=progress.update,

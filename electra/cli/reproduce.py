@@ -141,6 +141,9 @@ def reproduce(
             queue. The command with --jobs 0 in its place writes the results.
     """
     if name is None:
+        given = (shards, glue, runs, out, preset, recipe, budget, seeds, jobs, task)
+        given_any = any((*(each is not None for each in given), data, earlier, tasks, set_))
+        require(not given_any, "give the NAME of a suite; electra reproduce alone lists them")
         return _print_suites()
     for folder in (runs, out):
         if folder is not None:

@@ -17,6 +17,7 @@ from electra.config import FinetuneConfig
 from electra.errors import UserError, refuse_unlike, require
 from electra.files import (
     hold,
+    named,
     new_folder,
     read_object,
     refuse_existing,
@@ -180,7 +181,7 @@ def describe_job(job: Job, rows: TaskRows, start: Path, machine: Machine) -> dic
         "num_items": {split: len(each) for split, each in splits.items()},
         "num_cut": {split: each.num_cut for split, each in splits.items()},
         "majority": constant.scores,
-        "start": str(start),
+        "start": str(named(start)),
         "source": job.pretrained.source,
         "after": "" if job.from_scratch else job.pretrained.after,
         "from_scratch": job.from_scratch,

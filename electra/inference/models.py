@@ -14,7 +14,7 @@ from electra.checkpoints.folder import (
 )
 from electra.checkpoints.metrics import read_metrics
 from electra.errors import UserError, require
-from electra.files import read_object
+from electra.files import named, read_object
 from electra.inference.ask import Candidate, detect, fill
 from electra.inference.embed import Pooling, embed
 from electra.inference.network import LoadedEncoder, LoadedNetwork, load_kept, load_network
@@ -214,5 +214,5 @@ def load_models(
 def _name(folder: Path) -> str:
     """Return the name of a folder as it was given: a link's, not that of what it points to."""
     run = run_of(folder)
-    name = run.name if run.name not in ("", "..") else run.resolve().name
+    name = named(run).name
     return name if run == folder else f"{name}@{read_object(folder / 'state.json').get('step')}"

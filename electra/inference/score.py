@@ -32,7 +32,7 @@ from electra.checkpoints.checkpoint import run_of
 from electra.checkpoints.folder import read_pretrained, read_run_config
 from electra.checkpoints.manifest import find_commit
 from electra.errors import count_of, require
-from electra.files import write_text
+from electra.files import named, write_text
 from electra.inference.network import LoadedNetwork, load_network
 from electra.model.heads import GeneratorHead
 from electra.model.masked_lm import log_likelihood
@@ -181,7 +181,7 @@ def load_scorer(run: Path, network: Asked = "kept") -> Scorer:
     machine = prepare_machine(device, train.precision, train.threads)
     loaded = load_network(networks, saved, machine)
     origin = {
-        "run": run.name,
+        "run": named(run).name,
         "step": networks.step,
         "network": network,
         "predicts": saved.predicts,

@@ -31,7 +31,7 @@ NUM_COMPARED = 32
 
 
 class Pairs(NamedTuple):
-    """Pairs of sentences with the scores that people gave, and the name and sha256 of the file."""
+    """Pairs of sentences with the scores that people gave, and the files with their sha256."""
 
     first: list[str]
     second: list[str]
@@ -39,23 +39,27 @@ class Pairs(NamedTuple):
     data: str
 
 
-def read_pairs(path: Path, columns: Sequence[str] = COLUMNS) -> Pairs:
-    """Return the pairs of a table, or of dev.tsv in a folder: two sentences, and their score."""
+def read_pairs(path: Path, columns: Sequence[str] = ()) -> Pairs:
+    """Return the pairs of a table, or of a folder's dev set: two sentences, and their score."""
+    columns = columns or COLUMNS
     require(len(columns) == 3, f"--columns must name two texts and a score, not {len(columns)}")
     require(path.exists(), f"there is no file {path}")
     found = find_split(path, "dev", (".tsv",)) if path.is_dir() else [path]
     require(bool(found), f"{path} has no dev.tsv; name the file")
-    file = found[0]
-    table = read_table(file)
-    first, second, scores = (table.column(name, fractions=True) for name in columns)
+    tables = list(map(read_table, found))
+    first, second, scores = (
+        [cell for table in tables for cell in table.column(name, fractions=True)]
+        for name in columns
+    )
     try:
         numbers = [float(score) for score in scores]
     except ValueError as error:
-        raise UserError(f"{file}, {columns[2]}: {error}") from None
+        raise UserError(f"{path}, {columns[2]}: {error}") from None
     odd = next((each for each in numbers if not math.isfinite(each)), None)
-    require(odd is None, f"{file}, {columns[2]}: a score is {odd}; it must be a finite number")
-    require(len(set(numbers)) > 1, f"{file}: all scores are {numbers[0]}; they must differ")
-    return Pairs(first, second, numbers, f"{file.name}, sha256 {sha256_file(file)}")
+    require(odd is None, f"{path}, {columns[2]}: a score is {odd}; it must be a finite number")
+    require(len(set(numbers)) > 1, f"{path}: all scores are {numbers[0]}; they must differ")
+    files = "; ".join(f"{file.name}, sha256 {sha256_file(file)}" for file in found)
+    return Pairs(first, second, numbers, files)
 
 
 def choose_layer(

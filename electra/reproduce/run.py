@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from electra.checkpoints.manifest import LOCK
-from electra.errors import UserError, did_you_mean, require, require_choice
+from electra.errors import UserError, did_you_mean, require
 from electra.files import copy_folder, hold, new_folder, sha256_file
 from electra.finetuning.grid import search
 from electra.finetuning.loop import finetune
@@ -57,12 +57,13 @@ Show = Callable[[float, float, str], None]
 
 
 def find_tasks(tasks: Sequence[str], glue: Path | None, data: Sequence[str]) -> dict[str, Path]:
-    """Return the folder of each task; refuse a task without one."""
+    """Return the folder of each task; refuse a task without one, and a folder of no task."""
     given = {}
     for word in data:
         name, equals, path = word.partition("=")
         require(bool(equals), f"--data takes TASK=FOLDER, not {word!r}")
-        require_choice("task of --data", name, dict.fromkeys((*tasks, *TASKS)))
+        known = f"{', '.join(tasks)}{did_you_mean(name, tasks)}"
+        require(name in tasks, f"--data {name}: the suite's tasks are {known}")
         given[name] = Path(path)
     folders = {}
     for task in tasks:

@@ -105,8 +105,8 @@ class Labelled(Family):
         predicted = self.decide(dev, outputs).unique()
         if len(predicted) > 1 or len(self.judged(dev, dev.targets["labels"]).unique()) == 1:
             return None
-        answer = repr(self.labels[int(predicted)]) if self.labels else f"{predicted.item():.3f}"
-        return f"every dev prediction is {answer}"
+        [answer] = [self.labels[int(predicted)]] if self.labels else self._unscale(predicted)
+        return f"every dev prediction is {answer!r}"
 
     def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
         """Write label and prediction of each item, and the probability of each label."""

@@ -398,6 +398,10 @@ class SpanExtraction(Family):
         """
         require_format(path, (".json", *TABLE_FORMATS))
         table = None if format_of(path) == ".json" else read_table(path, separator=separator)
+        require(
+            table is not None or not columns,
+            f"{path} has no columns, but questions as SQuAD's files; leave --columns out",
+        )
         if table is None or (not columns and {"header", "qas"} & set(table.columns)):
             questions = read_questions([path], is_labelled=False)
             asked = [(each.id, each.text, each.context) for each in questions]
