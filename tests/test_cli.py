@@ -188,6 +188,8 @@ MISTAKES = [
     ("report -run --out OUT.html", "; a name that begins with - is written ./-run\n"),
     ("tokenizer --ids 9 --kind bpe --out OUT", "no text and no settings"),
     ("tokenizer --ids 999999999999 --out OUT", "--ids must be <= 10,000,000"),
+    ("detect run text --json --threshold 0.9", "leave --threshold out"),
+    ("reproduce --shards shards --budget 1e14", "give the NAME of a suite"),
     ("inspect shards --set encoding=utf-8", "--set is for reading a --text"),
 ]
 

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -52,8 +53,8 @@ def test_the_card_tells_what_the_records_say_and_its_code_runs(run, tmp_path, mo
         manifest["shards"]["sha256"],
         manifest["sessions"][0]["device"],
         "| steps | 12 of 12 |",
-        f"| tokens | {results['tokens']:,} |",
-        f"| floating-point operations | {results['flops']['true']:.3e} |",
+        f"| text read | {results['tokens']:,} tokens |",
+        f"| operations | {results['flops']['true']:.2e} FLOPs |",
         f"| held-out disc_loss | {results['heldout']['disc_loss']:.4f} |",
         "| a table |",
         "`generator/` holds the generator, a `ElectraForMaskedLM`",
@@ -112,6 +113,11 @@ def test_fine_tunings_beside_the_run_are_found(tmp_path):
         write_json(tmp_path / name / "results.json", results)
     found = [path.name for path in find_finetunings(tmp_path / "run", 12)]
     assert found == ["a", "b", "scratch"]
+
+
+def test_a_folder_called_by_a_dot_keeps_its_name(run, monkeypatch):
+    monkeypatch.chdir(run / "checkpoints")
+    assert read_model(Path("..")).source == f"{run} at step 12"
 
 
 def test_a_folder_becomes_bert_whose_head_lies_beside(toy_tokenizer, tmp_path, monkeypatch):
@@ -189,9 +195,12 @@ def test_dev_sets_that_choose_nothing_are_refused(run, pairs, tmp_path, capsys):
         ([*sentences, "--dev", tmp_path], "has no dev.tsv; name the file"),
         ([*sentences, "--dev", tmp_path / "same.tsv"], "all scores are 1.0"),
         ([*sentences, "--dev", tmp_path / "words.tsv"], "'high'"),
-        (["--columns", "a", "b"], "--columns are those of --dev"),
+        (["--columns", "a", "b"], "the columns are those of a dev set"),
     ):
         refuse_command(message, capsys, "export", run, *words, "--out", tmp_path / "out")
+    parts = {f"dev-0000{n}-of-00002.tsv": f"{header}a\tb\t{n}\n" for n in range(2)}
+    read = read_pairs(write_files(tmp_path / "parts", parts))
+    assert read[:3] == (["a", "a"], ["b", "b"], [0, 1])
     assert not (tmp_path / "out").exists()
 
 

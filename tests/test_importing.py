@@ -397,6 +397,7 @@ def test_longer_positions(bert, tmp_path, how):
         ("bert", {"extend": "less"}, "lacks 1 tokens of the model's, as ["),
         ("bert", {"extend": "cased"}, "has lowercase False"),
         ("bert", {"positions": 31}, "--positions 31 is less"),
+        ("bert", {"position_rows": "repeat"}, "--position-rows is for --positions"),
         ("modernbert", {"positions": 8}, "--positions 8 is less"),
         ("modernbert", {"positions": 128, "position_rows": "repeat"}, "modernbert has none"),
     ],

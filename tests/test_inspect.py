@@ -108,7 +108,7 @@ def test_a_vocabulary_is_extended(shards, corpus, tmp_path, capsys):
     printed = succeed(capsys, *words, tmp_path / "new", "--set", "vocab_size=650").out
     assert "50 tokens added to 600" in " ".join(printed.split())
     assert Tokenizer.load(tmp_path / "new").tokens_by_id[:600] == Tokenizer.load(old).tokens_by_id
-    kind = ("--kind", "bpe")
+    kind = ("--kind", "wordpiece")
     refuse_command("kind is that of the old vocabulary", capsys, *words, tmp_path / "no", *kind)
 
 

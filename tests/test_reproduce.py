@@ -778,6 +778,11 @@ def test_collapsed_fine_tunings_are_told(toy_suite):
     assert report.describe_collapses(suite, records[1:]) == []
 
 
+def test_uncommitted_changes_are_told():
+    made = record("BERT", 0, 0.5) | {"commits": ["0123456789abcdef+changes"]}
+    assert "0123456789+changes" in report.trace_runs([made]).rows[0]
+
+
 def test_gains_are_paired_and_judged():
     papers = {"base": 50.0, "above": 60.0, "below": 60.0, "near": 60.0}
     rows = [Row(name=name, paper=(score,)) for name, score in papers.items()]

@@ -311,6 +311,11 @@ def test_a_collapse_is_told(toy_tokenizer, unanswerable, reference, is_told):
     assert scores["no_answer_f1"] == scores["no_answer_exact"] == float(is_told)
 
 
+def test_columns_of_a_file_without_columns_are_refused():
+    read = SpanExtraction("beam").read_records
+    refuse("has no columns", read, Path("dev.json"), ["question", "context"], [])
+
+
 def test_one_and_the_same_answer_is_told(toy_tokenizer):
     context = "the queen painted a boat"
     asked = [SpanQuestion(str(n), "who", context, ("the queen",), (0, 9)) for n in range(3)]

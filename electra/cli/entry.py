@@ -214,7 +214,7 @@ def _hint_at_dash(words: Sequence[str]) -> str:
 
 
 def _print_warnings_as_notes() -> None:
-    """Print all of our own warnings, and of other packages the first from each place in a file."""
+    """Print our own warnings, each text once, and of others the first from each place in a file."""
     places = set()
 
     def show(

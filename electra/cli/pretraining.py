@@ -333,9 +333,8 @@ def import_(
         extend: A tokenizer with all tokens of the source's and more. Each new token begins with the
             mean of the pieces that it replaces.
         positions: Longest row, tokens, if it is to be longer than the source's.
-        position_rows: With --positions: the embeddings of more positions. interpolate (if not
-            given): the old ones, drawn out to the new length. repeat: the old ones, one after the
-            other, again and again.
+        position_rows: Their embeddings. interpolate (if not given): the old ones, drawn out to the
+            new length. repeat: the old ones, one after the other, again and again.
     """
     from electra.interop.importing import import_model
 
@@ -343,9 +342,7 @@ def import_(
     if dry_run:
         return print_dry_run(None, f"read {source} and write {out}")
     require(positions is None or positions >= 1, f"--positions must be >= 1, not {positions}")
-    require(positions is not None or position_rows is None, "--position-rows needs --positions")
-    rows_of = position_rows or "interpolate"
-    found = import_model(source, out, tokenizer, generator, extend, positions or 0, rows_of)
+    found = import_model(source, out, tokenizer, generator, extend, positions or 0, position_rows)
     rows = [
         (role, sizes.num_hidden_layers, sizes.hidden_size, sizes.embedding_size, sizes.vocab_size)
         for role, sizes in found.networks.items()

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from torch import nn
 
-from electra.checkpoints.folder import Finetuned
+from electra.checkpoints.folder import Finetuned, read_run_config
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
 from electra.checkpoints.names import Kind
@@ -21,39 +21,27 @@ from electra.interop.onnx import NUM_SHAPES, SUSPECTED, Agreements
 from electra.interop.sentence_transformers import Similarity
 from electra.model.heads import PairHead
 from electra.reports.glossary import summarise
+from electra.reports.rendering import to_markdown
+from electra.reports.runs import Run, finetuning_table, list_facts, read_finetuning
 
 Facts = list[tuple[str, str]]
 """Names and values of a table."""
 
 
 def describe_run(run: Path, step: int) -> Facts:
-    """Return the record of a pre-training up to a step."""
-    config, manifest = read_object(run / "config.json"), read_manifest(run)
-    sessions = [each for each in manifest["sessions"] if each.get("first_step", 0) < step]
-    records = [each for each in read_metrics(run / "metrics.jsonl") if each["step"] <= step]
-    train = [each for each in records if each["part"] == "train"][-1:]
-    heldout = [each for each in records if each["part"] == "heldout"][-1:]
-    shards = manifest.get("shards", {})
-    optimizer, examples = config["optimizer"], config["examples"]
-    facts = [
-        ("objective", f"{config['method']['objective']}, mode {config['method']['mode']}"),
-        ("data", f"`{Path(shards.get('folder', '?')).name}`, sha256 {shards.get('sha256', '?')}"),
-        ("steps", f"{step:,} of {config['train']['steps']:,}"),
-        ("batch", f"{config['train']['batch_size']} rows of {examples['sequence_length']} tokens"),
-        (
-            "optimizer",
-            f"{optimizer['matrices']}, learning rate {optimizer['learning_rate']:g}, "
-            f"{optimizer['warmup_steps']:,} steps of warm-up",
-        ),
+    """Return the record of a pre-training up to a step: the facts of a report, and measures."""
+    manifest = read_manifest(run)
+    manifest["sessions"] = [
+        each for each in manifest["sessions"] if each.get("first_step", 0) < step
     ]
-    for last in train:
-        facts.append(("tokens", f"{last['tokens']:,}"))
-        if "flops" in last:
-            facts.append(("floating-point operations", f"{last['flops']:.3e}"))
-        facts.append(("training time", f"{last['seconds'] / 3600:.2f} h"))
-    for last in heldout:
-        facts += [(f"held-out {name}", f"{value:.4f}") for name, value in summarise(last).items()]
-    return [*facts, ("seed", str(manifest.get("seed", "?"))), *_describe_machines(sessions)]
+    records = [each for each in read_metrics(run / "metrics.jsonl") if each["step"] <= step]
+    parts = {
+        part: [each for each in records if each["part"] == part] for part in ("train", "heldout")
+    }
+    until = Run(run.name, read_run_config(run), manifest, **parts)
+    reached = summarise(until.last_heldout).items()
+    measured = {f"held-out {name}": f"{value:.4f}" for name, value in reached}
+    return list((list_facts(until) | measured).items())
 
 
 def describe_finetuning(finetuned: Finetuned) -> tuple[Facts, str]:
@@ -73,21 +61,14 @@ def describe_finetuning(finetuned: Finetuned) -> tuple[Facts, str]:
         ("seed", str(finetuned.seed)),
         *_describe_machines(read_manifest(finetuned.folder)["sessions"]),
     ]
-    std = results.get("std")
-    median = f"{results['median']:.3f}" + ("" if std is None else f" ± {std:.3f}")
-    metric = results["metric"]
-    own = seeds[str(finetuned.seed)]["scores"][metric]
-    majority = results.get("majority", {}).get(metric)
-    constant = "-" if majority is None else f"{majority:.3f}"
-    scores = (
-        "| task | metric | this model | median ± std of the seeds | seeds | majority guess |\n"
-        "| --- | --- | ---: | ---: | ---: | ---: |\n"
-        f"| {results['task']} | {metric} | {own:.3f} | {median} | {len(results['seeds'])} | "
-        f"{constant} |\n\n"
-        "On the dev set. The seed with the best score there was exported, unless another one was "
-        "asked for: the median over the seeds is what a new fine-tuning may expect."
+    scores = read_finetuning(finetuned.folder / "results.json")
+    own = seeds[str(finetuned.seed)]["scores"][scores.metric]
+    facts.append(("this model on dev", f"{scores.metric} {own:.3f}"))
+    table = to_markdown(finetuning_table([scores]))
+    return facts, (
+        f"{table}\n\nOn the dev set. The seed with the best score there was exported, unless "
+        "another one was asked for: the median over the seeds is what a new fine-tuning may expect."
     )
-    return facts, scores
 
 
 def _count_examples(results: Mapping[str, Any], train_examples: int) -> Iterator[str]:

@@ -9,41 +9,17 @@ llama.cpp knows no second segment, and computes GELU by the approximation with t
 Source: llama.cpp, src/llama-vocab.cpp, src/models/bert.cpp and modern-bert.cpp, conversion/bert.py.
 """
 
-import dataclasses
 import unicodedata
 import warnings
 from pathlib import Path
 
 from electra.checkpoints.folder import SavedNetwork
-from electra.checkpoints.names import BERT, Modules
+from electra.checkpoints.names import ARCHITECTURES
 from electra.config import EncoderConfig
 from electra.errors import import_extra, require
 from electra.tokenizing.tokenizer import Tokenizer
 
 GGUF_FILE = "model.gguf"
-_POST_NORM: Modules = {
-    "embeddings.tokens": "token_embd",
-    "embeddings.positions": "position_embd",
-    "embeddings.types": "token_types",
-    "embeddings.norm": "token_embd_norm",
-    "layers.{i}.attention.qkv": tuple(f"blk.{{i}}.attn_{part}" for part in "qkv"),
-    "layers.{i}.attention.output": "blk.{i}.attn_output",
-    "layers.{i}.attention_norm": "blk.{i}.attn_output_norm",
-    "layers.{i}.intermediate": "blk.{i}.ffn_up",
-    "layers.{i}.output": "blk.{i}.ffn_down",
-    "layers.{i}.output_norm": "blk.{i}.layer_output_norm",
-}
-_PRE_NORM: Modules = {
-    "embeddings.tokens": "token_embd",
-    "embeddings.norm": "token_embd_norm",
-    "layers.{i}.attention_norm": "blk.{i}.attn_norm",
-    "layers.{i}.attention.qkv": "blk.{i}.attn_qkv",
-    "layers.{i}.attention.output": "blk.{i}.attn_output",
-    "layers.{i}.feed_forward_norm": "blk.{i}.ffn_norm",
-    "layers.{i}.intermediate_and_gate": "blk.{i}.ffn_up",
-    "layers.{i}.output": "blk.{i}.ffn_down",
-    "final_norm": "output_norm",
-}
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """Stands before tokens that begin a word, where the other tokens have ## in BERT's vocabulary."""
 
@@ -88,10 +64,13 @@ def write_gguf(path: Path, network: SavedNetwork, tokenizer: Tokenizer, length: 
     writer.add_token_types(types)
     writer.add_bool("tokenizer.ggml.normalizer.lowercase", tokenizer.lowercase)
     writer.add_bool("tokenizer.ggml.normalizer.strip_accents", tokenizer.strip_accents)
-    form = dataclasses.replace(BERT, bare_prefix="", encoder=_PRE_NORM if is_modern else _POST_NORM)
-    for tensor_name, tensor in form.to_theirs(network.encoders[0]).items():
-        trained = tensor[:length] if tensor_name.startswith("position_embd") else tensor
-        writer.add_tensor(tensor_name, trained.float().numpy())
+    graph = gguf.MODEL_ARCH.MODERN_BERT if is_modern else gguf.MODEL_ARCH.BERT
+    names = gguf.get_tensor_name_map(graph, sizes.num_hidden_layers)
+    body = ARCHITECTURES["modernbert" if is_modern else "bert"]
+    for theirs, tensor in body.to_theirs(network.encoders[0]).items():
+        trained = tensor[:length] if "position_embeddings" in theirs else tensor
+        own = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
+        writer.add_tensor(own, trained.float().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

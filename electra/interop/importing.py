@@ -68,13 +68,14 @@ def import_model(
     generator: Path | None = None,
     extend: Path | None = None,
     positions: int = 0,
-    position_rows: PositionRows = "interpolate",
+    position_rows: PositionRows | None = None,
 ) -> Imported:
     """Write the networks of a source as `electra export` writes those of a run.
 
     A source is a TensorFlow checkpoint, its folder, or a Hugging Face folder. The arguments are
     those of `electra import`; 0 `positions` are those of the source.
     """
+    require(positions > 0 or position_rows is None, "--position-rows is for --positions; give both")
     if not generator and (source / "generator" / "config.json").is_file():
         generator = source / "generator"
     sources = {path: read_source(path) for path in (source, generator) if path}
@@ -94,7 +95,7 @@ def import_model(
             length = read_length(path, network.sizes) if found.config else 0
             network = _extend_vocabulary(network, pieces) if pieces else network
             if positions:
-                network = _extend_positions(network, positions, position_rows)
+                network = _extend_positions(network, positions, position_rows or "interpolate")
             length = positions or length or network.sizes.max_position_embeddings
             networks[role] = SavedModel(network, extended, length, str(path))
     require(bool(networks), f"{source}: 0 of {total} tensors can be used: no encoder of ELECTRA")

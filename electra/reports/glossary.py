@@ -20,12 +20,16 @@ class Metric(NamedTuple):
     """Its column in log lines: the two lines of the header, and the width in characters."""
     network: Literal["", "generator", "discriminator", "encoder", "text"] = ""
     """The block of the live display; "text": below that of the discriminator or encoder."""
-    panel: str = ""
-    """Title of the report's curves with this metric; metrics of one title share their axes."""
-    heldout: bool = False
-    """Whether it is in the report's table of the held-out part."""
+    panel: str | None = None
+    """Title of the report's curves with this metric; metrics of one title share their axes. None:
+    its label; empty: it has no curves."""
     summary: bool = False
     """Whether it is among the few in the last line of a command and in a model card."""
+
+    @property
+    def title(self) -> str:
+        """Title of its curves."""
+        return self.label[0].upper() + self.label[1:] if self.panel is None else self.panel
 
 
 GLOSSARY: dict[str, Metric] = {
@@ -37,8 +41,6 @@ GLOSSARY: dict[str, Metric] = {
         "twice as probable.",
         column=("mlm", "loss", 6),
         network="generator",
-        panel="Generator's loss",
-        heldout=True,
         summary=True,
     ),
     "mlm_accuracy": Metric(
@@ -49,8 +51,6 @@ GLOSSARY: dict[str, Metric] = {
         unit="share",
         column=("mlm", "acc", 5),
         network="generator",
-        panel="Generator's accuracy",
-        heldout=True,
         summary=True,
     ),
     "sampled_accuracy": Metric(
@@ -63,7 +63,6 @@ GLOSSARY: dict[str, Metric] = {
         column=("drawn", "acc", 5),
         network="generator",
         panel="Generator's accuracy",
-        heldout=True,
     ),
     "replaced_rate": Metric(
         "replaced rate",
@@ -73,8 +72,6 @@ GLOSSARY: dict[str, Metric] = {
         unit="share",
         column=("repl", "rate", 5),
         network="text",
-        panel="Replaced rate",
-        heldout=True,
     ),
     "disc_loss": Metric(
         "discriminator's loss",
@@ -85,8 +82,6 @@ GLOSSARY: dict[str, Metric] = {
         spec=".4f",
         column=("disc", "loss", 6),
         network="discriminator",
-        panel="Discriminator's loss",
-        heldout=True,
         summary=True,
     ),
     "constant_disc_loss": Metric(
@@ -97,7 +92,6 @@ GLOSSARY: dict[str, Metric] = {
         column=("const", "loss", 6),
         network="discriminator",
         panel="Discriminator's loss",
-        heldout=True,
         summary=True,
     ),
     "disc_auc": Metric(
@@ -108,8 +102,6 @@ GLOSSARY: dict[str, Metric] = {
         unit="",
         column=("disc", "auc", 5),
         network="discriminator",
-        panel="Discriminator's AUC",
-        heldout=True,
         summary=True,
     ),
     "old_disc_loss": Metric(
@@ -120,7 +112,6 @@ GLOSSARY: dict[str, Metric] = {
         spec=".4f",
         network="discriminator",
         panel="Discriminator on old and new text",
-        heldout=True,
     ),
     "new_disc_loss": Metric(
         "discriminator's loss, new text",
@@ -129,7 +120,6 @@ GLOSSARY: dict[str, Metric] = {
         spec=".4f",
         network="discriminator",
         panel="Discriminator on old and new text",
-        heldout=True,
     ),
     "old_disc_auc": Metric(
         "discriminator's AUC, old text", "The AUC on the same rows as old_disc_loss.", unit=""
@@ -141,7 +131,6 @@ GLOSSARY: dict[str, Metric] = {
         "total loss, old text",
         "In continued pre-training by another objective than RTD: the loss on the text that the "
         "first weights were trained on.",
-        heldout=True,
     ),
     "restore_loss": Metric(
         "restoring loss",
@@ -150,8 +139,6 @@ GLOSSARY: dict[str, Metric] = {
         "positions only. all_tokens_mlm predicts all positions, most of which only need copying. "
         "So values of different objectives cannot be compared.",
         network="encoder",
-        panel="Restoring loss",
-        heldout=True,
         summary=True,
     ),
     "restore_accuracy": Metric(
@@ -160,15 +147,12 @@ GLOSSARY: dict[str, Metric] = {
         "one.",
         unit="share",
         network="encoder",
-        heldout=True,
     ),
     "nsp_loss": Metric(
         "next sentence's loss",
         "For mlm with examples.next_sentence: cross-entropy of whether the second segment follows "
         "the first, which it does in half of the rows. Guessing costs log(2), 0.693.",
         network="encoder",
-        panel="Next sentence's loss",
-        heldout=True,
         summary=True,
     ),
     "nsp_accuracy": Metric(
@@ -177,15 +161,12 @@ GLOSSARY: dict[str, Metric] = {
         "the second segment follows the first; chance is 0.5.",
         unit="share",
         network="encoder",
-        heldout=True,
     ),
     "lm_loss": Metric(
         "next token's loss",
         "For causal_lm: cross-entropy of the encoder on each token, given those before it. It sees "
         "one side only, so the value is not comparable with mlm_loss.",
         network="encoder",
-        panel="Next token's loss",
-        heldout=True,
         summary=True,
     ),
     "lm_accuracy": Metric(
@@ -193,15 +174,12 @@ GLOSSARY: dict[str, Metric] = {
         "For causal_lm: share of the tokens that are the most probable ones after those before.",
         unit="share",
         network="encoder",
-        heldout=True,
     ),
     "selection_loss": Metric(
         "selection loss",
         "For teams: cross-entropy of the choice of the original among five tokens that the "
         "generator holds likely, at each masked position. Guessing costs log(5), 1.609.",
         network="discriminator",
-        panel="Selection loss",
-        heldout=True,
         summary=True,
     ),
     "selection_accuracy": Metric(
@@ -209,16 +187,12 @@ GLOSSARY: dict[str, Metric] = {
         "For teams: share of the masked positions at which the original is chosen; chance is 0.2.",
         unit="share",
         network="discriminator",
-        panel="Selection accuracy",
-        heldout=True,
     ),
     "corrective_loss": Metric(
         "corrective loss",
         "For cocolm: cross-entropy of the original tokens at the masked positions, by copying the "
         "generator's sample or by a softmax of the discriminator's own.",
         network="discriminator",
-        panel="Corrective loss",
-        heldout=True,
         summary=True,
     ),
     "contrast_loss": Metric(
@@ -226,16 +200,12 @@ GLOSSARY: dict[str, Metric] = {
         "For cocolm: cross-entropy of finding a row's crop among the crops and corrupted rows of a "
         "step. Of n rows guessing costs log(2n - 1), and the least is log(1 + 2(n - 1) exp(-2)).",
         network="discriminator",
-        panel="Contrast loss",
-        heldout=True,
     ),
     "contrast_accuracy": Metric(
         "contrast accuracy",
         "For cocolm: share of the rows and crops whose own crop or row has the most similar state.",
         unit="share",
         network="discriminator",
-        panel="Contrast accuracy",
-        heldout=True,
     ),
     "policy_loss": Metric(
         "policy loss",
@@ -253,14 +223,13 @@ GLOSSARY: dict[str, Metric] = {
         "generator's entropy",
         "For adversarial training: mean entropy of the generator's probabilities. Near 0 the "
         "generator always samples the same token, and the discriminator's task becomes easy.",
-        panel="Generator's entropy",
-        heldout=True,
     ),
     "loss": Metric(
         "total loss",
         "The minimised loss: the weighted sum of the losses above. For RTD: mlm_loss + disc_weight "
         "x disc_loss. The weight (50 in the paper) is large because disc_loss is much smaller than "
         "mlm_loss.",
+        panel="",
     ),
     "learning_rate": Metric(
         "learning rate",
@@ -268,7 +237,6 @@ GLOSSARY: dict[str, Metric] = {
         unit="",
         spec=".2e",
         column=("learn", "rate", 6),
-        panel="Learning rate",
     ),
     "grad_norm": Metric(
         "gradient norm",
@@ -278,23 +246,21 @@ GLOSSARY: dict[str, Metric] = {
         unit="",
         spec=".2f",
         column=("grad", "norm", 4),
-        panel="Gradient norm",
     ),
     "tokens_per_second": Metric(
-        "speed",
-        "Training tokens per second, without padding.",
-        unit="tokens/s",
-        spec=",.0f",
-        panel="Speed",
+        "speed", "Training tokens per second, without padding.", unit="tokens/s", spec=",.0f"
     ),
-    "step": Metric("step", "Weight updates so far.", unit="optimizer steps", spec=",d"),
+    "step": Metric("step", "Weight updates so far.", unit="optimizer steps", spec=",d", panel=""),
     "tokens": Metric(
         "tokens",
         "Training tokens so far, without padding. A token read twice counts twice.",
         unit="tokens",
         spec=",d",
+        panel="",
     ),
-    "seconds": Metric("time", "Training time, without evaluation.", unit="s", spec=",.1f"),
+    "seconds": Metric(
+        "time", "Training time, without evaluation.", unit="s", spec=",.1f", panel=""
+    ),
 }
 """The metrics by key, in the order of tables and of the report's glossary."""
 
@@ -325,11 +291,11 @@ class Panel(NamedTuple):
 
 def list_panels() -> list[Panel]:
     """Return the panels of the report's curves."""
-    titles = dict.fromkeys((*CAPTIONS, *filter(None, (each.panel for each in GLOSSARY.values()))))
+    titles = dict.fromkeys((*CAPTIONS, *filter(None, (each.title for each in GLOSSARY.values()))))
     return [
         Panel(
             title,
-            tuple(name for name, each in GLOSSARY.items() if each.panel == title),
+            tuple(name for name, each in GLOSSARY.items() if each.title == title),
             CAPTIONS.get(title, ""),
         )
         for title in titles

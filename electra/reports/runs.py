@@ -311,9 +311,8 @@ def heldout_table(runs: Sequence[Run]) -> Table:
     """Return the last held-out metrics, one column per run."""
     rows = [
         [name, *(format_metric(name, run.last_heldout.get(name)) for run in runs)]
-        for name, metric in GLOSSARY.items()
-        if metric.heldout
-        and any(name in record for run in runs for record in (run.last_train, run.last_heldout))
+        for name in GLOSSARY
+        if name != "step" and any(name in run.last_heldout for run in runs)
     ]
     return Table(["on the held-out part", *(run.name for run in runs)], rows)
 
@@ -501,13 +500,14 @@ def facts_table(runs: Sequence[Run]) -> Table:
     facts = []
     for run in runs:
         with refuse_unlike(f"manifest.json of {run.name} is not that of a run"):
-            facts.append(_list_facts(run))
+            facts.append(list_facts(run))
     names = facts[0] if facts else ()
     rows = [[name, *(column[name] for column in facts)] for name in names]
     return Table(["", *(run.name for run in runs)], rows)
 
 
-def _list_facts(run: Run) -> dict[str, str]:
+def list_facts(run: Run) -> dict[str, str]:
+    """Return what a run is made of, and how far it is, by name."""
     config, last = run.config, run.last_train
     model, train = config.model, config.train
     versions = (
@@ -515,7 +515,8 @@ def _list_facts(run: Run) -> dict[str, str]:
         for session in run.manifest["sessions"]
     )
     packages = (", ".join(f"{name} {each}" for name, each in one.items()) for one in versions)
-    start = run.manifest.get("init_from")
+    start, shards = run.manifest.get("init_from"), run.manifest.get("shards", {})
+    optimizer = config.optimizer
     initial = train.initial_weights
     drawn = "random, as in the paper" if initial == "bert" else f"random, with {initial}"
     method, usual = config.method, MethodConfig()
@@ -526,8 +527,11 @@ def _list_facts(run: Run) -> dict[str, str]:
         f"{count_of(model.num_attention_heads, 'head')}",
         "generator": _describe_generator(config),
         "first weights": str(start.get("source", UNKNOWN)) if start else drawn,
+        "data": f"{Path(shards.get('folder', '?')).name}, sha256 {shards.get('sha256', '?')}",
         "vocabulary": f"{model.vocab_size:,} tokens",
         "batch": f"{train.batch_size:,} rows of {config.examples.sequence_length:,} tokens",
+        "optimizer": f"{optimizer.matrices}, learning rate {optimizer.learning_rate:g}, "
+        f"{optimizer.warmup_steps:,} steps of warm-up",
         "masked": f"{method.mask_prob} of the tokens",
         "steps": f"{format_metric('step', last.get('step'))} of {train.steps:,}",
         "text read": f"{last['tokens']:,} tokens" if last else UNKNOWN,

@@ -62,8 +62,8 @@ def find_tasks(tasks: Sequence[str], glue: Path | None, data: Sequence[str]) -> 
     for word in data:
         name, equals, path = word.partition("=")
         require(bool(equals), f"--data takes TASK=FOLDER, not {word!r}")
-        known = f"{', '.join(tasks)}{did_you_mean(name, tasks)}"
-        require(name in tasks, f"--data {name}: the suite's tasks are {known}")
+        near = did_you_mean(name, tasks)
+        require(name in tasks, f"--data names {name}, which is no task of the suite{near}")
         given[name] = Path(path)
     folders = {}
     for task in tasks:
