@@ -30,6 +30,7 @@ from electra.interop.sentence_transformers import Similarity
 from electra.presets import finetune_preset
 from electra.pretraining.loop import pretrain as run_pretrain
 from electra.pretraining.resolution import resolve
+from electra.processes import Tell, silent
 from electra.reports.rendering import to_markdown
 from electra.reports.runs import find_finetunings, finetuning_table, read_finetuning
 from electra.reports.tokens import Word
@@ -258,7 +259,7 @@ def export(
     columns: Sequence[str] = (),
     scores: Sequence[str | Path] = (),
     seed: int | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Tell = silent,
 ) -> Exported:
     """Write a model for other programs, with a model card; as `electra export`.
 

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -20,6 +20,13 @@ LOOK_SECONDS = 1.0
 """Time between two looks for the launcher."""
 GRACE_SECONDS = 30.0
 """Time in which processes whose launcher is gone may save; torchrun leaves as much."""
+
+Tell = Callable[[int, int], None]
+"""Takes how much of a work is done, and how much there is in all."""
+
+
+def silent(done: int, total: int) -> None:
+    """Tell nothing."""
 
 
 def usable_cores() -> int:

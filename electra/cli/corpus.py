@@ -17,14 +17,13 @@ from electra.cli.options import (
     print_dry_run,
     refuse_existing,
     repeat,
-    resolve,
     settings_of,
 )
 from electra.config import PrepareConfig, TextConfig, TokenizerConfig
 from electra.errors import command, count_of, require
 from electra.files import read_text
 from electra.reports.glossary import format_count
-from electra.settings import override
+from electra.settings import override, override_from_toml
 from electra.terminal.live import Progress
 from electra.terminal.printing import print_done, print_lines, print_note, print_sections
 from electra.text.streams import is_url, locate
@@ -82,7 +81,7 @@ def tokenizer(
     given = [f"kind={kind}", *set_] if kind else set_
     old = Tokenizer.load(extend) if extend else None
     usual = override(TokenizerConfig(), [f"kind={old.kind.lower()}"] if old else [])
-    settings = resolve(usual, config, given)
+    settings = override_from_toml(usual, config, given)
     refuse_existing(out)
     if ids is not None:
         require(
@@ -206,7 +205,7 @@ def prepare(
     from electra.shards import prepare as preparation
     from electra.tokenizing.tokenizer import Tokenizer
 
-    settings = resolve(PrepareConfig(), config, set_)
+    settings = override_from_toml(PrepareConfig(), config, set_)
     share = None if task is None else parse_share(task)
     require(not (share and finish), "--task and --finish are two steps; name one of them")
     require(
@@ -348,7 +347,7 @@ def inspect(
             return print_lines([dumps(found, ensure_ascii=False)])
         return print_sections(describe_shards(shards, found))
     loaded = Tokenizer.load(folder / "tokenizer" if is_shards else folder)
-    settings = resolve(TokenizerConfig(), None, set_)
+    settings = override_from_toml(TokenizerConfig(), None, set_)
     reader = Reader(settings=settings, names=loaded.names)
     documents = reader.read(find_text(text, settings))
     report = report_text(loaded, (line for document in documents for line in document))

@@ -14,11 +14,11 @@ from electra.cli.options import (
     print_dry_run,
     refuse_existing,
     refuse_file,
-    resolve,
     settings_of,
 )
 from electra.errors import command
 from electra.presets import FINETUNE_PRESETS
+from electra.settings import override_from_toml
 from electra.terminal.live import Progress, show_finetuning
 from electra.terminal.printing import print_done, print_note, print_table
 
@@ -77,7 +77,8 @@ def finetune(
     preset = finetune_preset(read_sizes(start))
     if grid:  # it compares seeds as they are drawn
         preset = dataclasses.replace(preset, reseeds=0)
-    combinations = combine(resolve(preset, config, set_), set_, grid)  # without a grid it is one
+    settings = override_from_toml(preset, config, set_)
+    combinations = combine(settings, set_, grid)  # without a grid it is one
     refuse_existing(out)
     require_seeds(seeds)
     if dry_run:

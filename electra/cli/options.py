@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from electra import files
 from electra.errors import require
 from electra.presets import PRESETS, RECIPES
-from electra.settings import flatten, override_from_toml, to_dict
+from electra.settings import flatten, to_dict
 from electra.terminal.printing import print_plan
 from electra.text.streams import is_url
 
@@ -69,13 +69,6 @@ DryRun = Annotated[
         name="--dry-run", help="Print the settings and what would be done, and write nothing."
     ),
 ]
-
-ConfigType = TypeVar("ConfigType")
-
-
-def resolve(settings: ConfigType, toml: Path | None, assignments: Sequence[str]) -> ConfigType:
-    """Return the settings with those of --config, then those of --set."""
-    return override_from_toml(settings, toml, assignments)
 
 
 def repeat(

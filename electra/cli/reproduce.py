@@ -20,7 +20,6 @@ from electra.cli.options import (
     parse_share,
     print_dry_run,
     refuse_url,
-    resolve,
     settings_of,
 )
 from electra.errors import UserError, command, require
@@ -28,6 +27,7 @@ from electra.presets import PRESETS
 from electra.processes import Interrupted
 from electra.quickstart.config import BEGUN, QUICKSTART, REPORT
 from electra.reports.glossary import format_seconds
+from electra.settings import override_from_toml
 from electra.terminal.live import Progress
 from electra.terminal.printing import print_done, print_note, print_table
 
@@ -55,7 +55,7 @@ def quickstart(
         out: The folder to write. An interrupted quickstart goes on in its folder; to the name of
             anything else that is there a number is added.
     """
-    settings = resolve(QUICKSTART, config, set_)
+    settings = override_from_toml(QUICKSTART, config, set_)
     refuse_url(out)
     out = _next_free(out)
     if dry_run:

@@ -7,9 +7,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from electra.cli.options import DryRun, Set, Toml, print_dry_run, resolve, settings_of
+from electra.cli.options import DryRun, Set, Toml, print_dry_run, settings_of
 from electra.errors import import_extra, require
 from electra.service.config import ServeConfig
+from electra.settings import override_from_toml
 from electra.terminal.printing import print_done
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -41,7 +42,8 @@ def serve(
         host: Address to listen on; 0.0.0.0: all.
         port: Port to listen on; 0: a free one.
     """
-    _serve(folders, host, port, resolve(ServeConfig(), config, set_), dry_run, is_page=False)
+    settings = override_from_toml(ServeConfig(), config, set_)
+    _serve(folders, host, port, settings, dry_run, is_page=False)
 
 
 def page(
@@ -65,7 +67,7 @@ def page(
         port: Port to listen on; 0: a free one.
         open_: Whether a browser is opened.
     """
-    settings = resolve(ServeConfig(), config, set_)
+    settings = override_from_toml(ServeConfig(), config, set_)
     _serve(folders, LOOPBACK[0], port, settings, dry_run, is_page=True, open_=open_)
 
 

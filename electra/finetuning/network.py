@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -16,6 +15,7 @@ from electra.model.encoder import Encoder, choose_layers
 from electra.model.heads import FeatureHead, PairHead, run_lstm
 from electra.model.initialisation import draw_glorot, init_weights
 from electra.model.parts import TokenTable
+from electra.processes import Tell, silent
 from electra.tasks.family import Family
 from electra.tasks.rows import Outputs, Rows, TaskBatch, make_batch
 from electra.training.machine import Machine
@@ -117,10 +117,7 @@ def load_network(finetuned: Finetuned, family: Family, machine: Machine) -> Task
 
 @torch.inference_mode()
 def run_network(
-    model: TaskNetwork,
-    rows: Rows,
-    device: torch.device,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    model: TaskNetwork, rows: Rows, device: torch.device, progress: Tell = silent
 ) -> Outputs:
     """Return the outputs for all items in their order, without dropout; empty if there are none.
 

@@ -1,6 +1,6 @@
 """A pre-trained model asked about a text: which words look replaced, and what fills a gap."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -12,6 +12,7 @@ from torch import Tensor
 from electra.checkpoints.folder import read_pretrained
 from electra.errors import count_of, require
 from electra.inference.network import LoadedNetwork, load_network
+from electra.processes import Tell, silent
 from electra.reports.tokens import Word
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import prepare_machine
@@ -40,9 +41,7 @@ def load_asked(folder: Path, predicts: Literal["replaced", "tokens"]) -> LoadedN
 
 @torch.inference_mode()
 def detect(
-    network: LoadedNetwork,
-    texts: Sequence[str],
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    network: LoadedNetwork, texts: Sequence[str], progress: Tell = silent
 ) -> list[list[Word]]:
     """Return the words of each text with their probabilities of being replaced.
 

@@ -19,6 +19,7 @@ import torch
 from electra.errors import import_extra, require
 from electra.files import new_file
 from electra.inference.network import LoadedEncoder
+from electra.processes import Tell, silent
 from electra.text.streams import replace_surrogates
 
 Pooling = Literal["mean", "cls"]
@@ -45,7 +46,7 @@ def embed(
     *,
     layer: int | None = None,
     pooling: Pooling = "mean",
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Tell = silent,
 ) -> np.ndarray:
     """Return an embedding of each text (texts, H), float32, which does not depend on the others.
 
@@ -128,7 +129,7 @@ def write_embeddings(
     unit: Unit = "text",
     layer: int | None = None,
     pooling: Pooling = "mean",
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Tell = silent,
 ) -> int:
     """Write the embeddings of texts, their words or their tokens, and return their number.
 

@@ -20,6 +20,7 @@ from electra.errors import require
 from electra.model.batch import pad_rows, split_by_length
 from electra.model.encoder import Encoder, choose_layers
 from electra.model.heads import DiscriminatorHead, GeneratorHead
+from electra.processes import Tell, silent
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine, prepare_machine
 
@@ -78,7 +79,7 @@ class LoadedEncoder:
         self,
         rows: Sequence[Row],
         answer: Callable[[list[Row]], Iterable[Result]],
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        progress: Tell = silent,
         length: Callable[[Any], int] = len,
     ) -> list[Result]:
         """Return the answer to each row, in order; rows of like length are asked together.
@@ -98,7 +99,7 @@ class LoadedEncoder:
         self,
         texts: Sequence[Sequence[int]],
         answer: Callable[[list[Sequence[int]]], Iterable[Result]],
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        progress: Tell = silent,
     ) -> list[list[Result]]:
         """Return, of the ids of each text, the answers to their pieces, as `run`."""
         pieces = [list(self._cut(ids)) for ids in texts]

@@ -1,7 +1,7 @@
 """A fine-tuned model in memory, asked with records; and the files that answers are written to."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +10,7 @@ from electra.checkpoints.folder import Finetuned
 from electra.files import write_text
 from electra.finetuning.network import TaskNetwork, load_network, run_network
 from electra.inference.network import require_numbers
+from electra.processes import Tell, silent
 from electra.tasks.family import number_records
 from electra.tasks.registry import restore_family
 from electra.text.streams import replace_surrogates
@@ -37,11 +38,7 @@ class FinetunedModel:
     """Tokens of the longest row, as in training."""
     machine: Machine
 
-    def answer(
-        self,
-        records: Sequence[Any],
-        progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> Answers:
+    def answer(self, records: Sequence[Any], progress: Tell = silent) -> Answers:
         """Return the answers to records, which do not depend on the other records of the list.
 
         On the machine of the fine-tuning, the answers to dev are bit for bit those of training.
@@ -56,11 +53,7 @@ class FinetunedModel:
         """
         return list(map(self.network.family.parse, number_records(records)))
 
-    def answer_examples(
-        self,
-        examples: Sequence[Any],
-        progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> Answers:
+    def answer_examples(self, examples: Sequence[Any], progress: Tell = silent) -> Answers:
         """Return the answers to parsed records, as `answer`."""
         family = self.network.family
         if not examples:

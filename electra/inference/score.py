@@ -20,7 +20,7 @@ Shape suffixes: B rows, L positions, V vocabulary.
 import itertools
 import reprlib
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -36,6 +36,7 @@ from electra.files import named, write_text
 from electra.inference.network import LoadedNetwork, load_network
 from electra.model.heads import GeneratorHead
 from electra.model.masked_lm import log_likelihood
+from electra.processes import Tell, silent
 from electra.text.tables import read_table
 from electra.training.machine import prepare_machine
 
@@ -65,11 +66,7 @@ class Scorer:
     """Where the scores come from: run, step, network, what it predicts, device, commit."""
 
     @torch.inference_mode()
-    def score(
-        self,
-        sentences: Sequence[str],
-        progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> list[Score]:
+    def score(self, sentences: Sequence[str], progress: Tell = silent) -> list[Score]:
         """Return the score of each sentence, in order; refuse one without tokens, or too long."""
         network = self.network
         encoded = network.tokenizer.encode_batch(list(sentences))

@@ -7,7 +7,7 @@ Shape suffixes: P poolings, K layers, N sentences, B rows of the batch, L positi
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from electra.files import sha256_file
 from electra.inference.embed import Pooling
 from electra.inference.network import LoadedEncoder, require_numbers
 from electra.interop.sentence_transformers import LayerScore, Similarity
+from electra.processes import Tell, silent
 from electra.tasks.family import find_split
 from electra.tasks.predictions import score
 from electra.text.tables import read_table
@@ -62,11 +63,7 @@ def read_pairs(path: Path, columns: Sequence[str] = ()) -> Pairs:
     return Pairs(first, second, numbers, files)
 
 
-def choose_layer(
-    network: LoadedEncoder,
-    pairs: Pairs,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Similarity:
+def choose_layer(network: LoadedEncoder, pairs: Pairs, progress: Tell = silent) -> Similarity:
     """Return the layer and the pooling whose cosines agree best with the scores of the pairs.
 
     Sentences are cut to the encoder's rows, as sentence-transformers does.

@@ -1,30 +1,9 @@
 """Export to folders that other programs load without this package.
 
-Of a pre-training run, or a Hugging Face folder:
-OUT/                ElectraForPreTraining: the discriminator with its head; or ElectraForMaskedLM if
-                    the objective has no discriminator, ElectraForCausalLM if it is causal_lm
-                    (ModernBertDecoderForCausalLM of ModernBERT's body)
-OUT/generator/      ElectraForMaskedLM: the generator, if there is one; with an ONNX file of its own
-
-Of a fine-tuning:
-OUT/                ElectraForSequenceClassification, ElectraForTokenClassification,
-                    ElectraForQuestionAnswering or ElectraForMultipleChoice
-
-For modernbert and deberta-v2 the names begin with ModernBert and DebertaV2. Where transformers
-has no class with a head, OUT is the encoder, and the head lies in a file beside it: of a
-discriminator in discriminator_head.safetensors, else in head.safetensors. The card has the lines
-that use both. An ONNX file (onnx.py) holds the network with its head in either case.
-
-Each folder holds config.json, model.safetensors, the tokenizer, and electra.json with the model's
-source and the sha256 of the files. The commands of this package check the sha256 on reading. OUT
-also has README.md, the model card (card.py).
-
-The pooler and the next-sentence head of a run that has them lie in next_sentence_head.safetensors.
-
-The form "bert" writes the classes of BERT instead, for programs that know BERT and not ELECTRA, and
-BertForPreTraining of a run with next-sentence prediction;
-"sentence-transformers" the encoder up to one layer, and how its states are pooled; "gguf"
-model.gguf, the encoder and its vocabulary for llama.cpp (gguf.py), alone.
+docs/ARTEFACTS.md lists the files. The network that is kept lies in OUT, and the generator in
+OUT/generator. Where transformers has no class with a head, OUT is the encoder, and the head lies in
+a file beside it; the card has the lines that use both. An ONNX file (onnx.py) holds the network
+with its head in either case.
 """
 
 from collections.abc import Mapping, Sequence
@@ -125,16 +104,8 @@ def export(
     Outputs equal the model's in float32. Longest row of the folder is that of the training. Refused
     are a form without a class for the network, and a file that does not agree with it.
 
-    Args:
-        source: A run, one of its checkpoints, a Hugging Face folder, or a fine-tuning.
-        out: The folder to write; must not exist.
-        seed: Of a fine-tuning, the seed; None: the best on dev.
-        form: The classes of ELECTRA, with the generator; those of BERT; gguf, for llama.cpp.
-        similarity: Layer and pooling of a folder for sentence-transformers; takes the place of
-            `form`.
-        onnx: Whether to write onnx/model.onnx as well.
-        int8_text: Lines of real text: write onnx/model_int8.onnx as well, compared on them.
-        scores: Table of the fine-tunings that began with these weights, for the card of a run.
+    The arguments are those of `electra.export`; `similarity` takes the place of `form`, `int8_text`
+    are lines of real text, and `scores` is a table for the card of a run.
     """
     generator = None
     if is_finetuned(source):

@@ -2,7 +2,7 @@
 
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from functools import cache
 from itertools import chain
@@ -15,6 +15,7 @@ from fontTools import unicodedata as fonttools
 from electra.config import ExamplesConfig, MethodConfig
 from electra.errors import require
 from electra.method.masking import Masking, Vocabulary
+from electra.processes import Tell, silent
 from electra.reports.rendering import Table
 from electra.shards.examples import Examples
 from electra.shards.store import Shard, Shards
@@ -222,9 +223,7 @@ def describe_text(tokenizer: Tokenizer, report: TextReport) -> Sections:
     return sections | {"Samples": list(chain.from_iterable(samples))}
 
 
-def report_shards(
-    shards: Shards, progress: Callable[[int, int], None] = lambda done, total: None
-) -> dict[str, Any]:
+def report_shards(shards: Shards, progress: Tell = silent) -> dict[str, Any]:
     """Return what lies in a shards folder whose files were verified.
 
     Returns:
