@@ -593,7 +593,8 @@ def test_the_card_of_every_head_has_its_scores_and_code_that_runs(
     std = "" if results["std"] is None else f" ± {results['std']:.3f}"
     seed = str(read_finetuned(runs / name).seed)
     own = results["seeds"][seed]["scores"][results["metric"]]
-    assert f"| {own:.3f} | {results['median']:.3f}{std} | {len(results['seeds'])} |" in card
+    assert f"| this model on dev | {results['metric']} {own:.3f} |" in card
+    assert f" {results['median']:.3f}{std} |" in card
     assert all(digest in card for digest in settings["files"].values())
     names = run_python_of(tmp_path / "hf" / "README.md", tmp_path, monkeypatch)
     assert architecture in card

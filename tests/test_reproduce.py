@@ -779,7 +779,8 @@ def test_collapsed_fine_tunings_are_told(toy_suite):
 
 
 def test_uncommitted_changes_are_told():
-    made = record("BERT", 0, 0.5) | {"commits": ["0123456789abcdef+changes"]}
+    facts = {"run": "BERT", "steps": 1, "tokens": 1, "devices": []}
+    made = record("BERT", 0, 0.5) | facts | {"commits": ["0123456789abcdef+changes"]}
     assert "0123456789+changes" in report.trace_runs([made]).rows[0]
 
 
