@@ -117,7 +117,7 @@ def test_fine_tunings_beside_the_run_are_found(tmp_path):
 
 def test_a_folder_called_by_a_dot_keeps_its_name(run, monkeypatch):
     monkeypatch.chdir(run / "checkpoints")
-    assert read_model(Path("..")).source == f"{run} at step 12"
+    assert read_pretrained(Path("..")).source == f"{run} at step 12"
 
 
 def test_a_folder_becomes_bert_whose_head_lies_beside(toy_tokenizer, tmp_path, monkeypatch):

@@ -634,14 +634,15 @@ def test_finetunings_alone_have_a_page_and_tables(tmp_path):
 
 def test_runs_of_one_name_are_told_apart(tmp_path):
     starts = {"a": "a/run", "b": "b/run", "c": "a/run", "d": "x/checkpoints/step-00000040"}
+    starts["e"] = "x/checkpoints/mine"  # no checkpoint of ours
     folders = []
     for name, start in starts.items():
         (tmp_path / name).mkdir()
         how = {"from_scratch": name == "c", "median": 0.5, "start": start}
         folders.append(write_finetuning(tmp_path / name, **how).parent)
     table = finetuning_table(read_folders(folders).finetunings)
-    assert [row[0] for row in table.rows] == ["a/run", "b/run", "x@40"]
-    assert [row[4] == "-" for row in table.rows] == [False, True, True]
+    assert [row[0] for row in table.rows] == ["a/run", "b/run", "x@40", "x@mine"]
+    assert [row[4] == "-" for row in table.rows] == [False, True, True, True]
 
 
 def test_an_export_and_an_import_have_a_page_and_tables(run, tmp_path):

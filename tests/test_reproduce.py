@@ -47,7 +47,7 @@ from electra.reproduce.records import (
     keep_scores,
     read_all_records,
 )
-from electra.reproduce.run import Session
+from electra.reproduce.run import Session, find_tasks
 from electra.reproduce.suite import Ordering, Row, Suite, find_suite, list_suites, read_suite
 from electra.settings import from_dict, override, to_dict
 from electra.shards.store import open_shards
@@ -776,6 +776,10 @@ def test_collapsed_fine_tunings_are_told(toy_suite):
     records = [record("BERT", 0, 0.5) | {"collapsed": ["own"]}, record("BERT", 1, 0.6)]
     assert "own 1 of 2" in report.describe_collapses(suite, records)[0]
     assert report.describe_collapses(suite, records[1:]) == []
+
+
+def test_data_of_another_task_is_refused():
+    refuse("names tagging, which is no task of the suite", find_tasks, ["own"], None, ["tagging=x"])
 
 
 def test_uncommitted_changes_are_told():

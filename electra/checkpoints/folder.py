@@ -146,7 +146,6 @@ class Finetuned(SavedModel):
 
 def read_model(folder: Path, seed: int | None = None) -> SavedModel:
     """Return the model in a folder of any kind; of a fine-tuning that of a seed, or of the best."""
-    folder = named(folder)
     return read_finetuned(folder, seed) if is_finetuned(folder) else read_pretrained(folder)
 
 
@@ -165,6 +164,7 @@ def read_pretrained(folder: Path) -> SavedModel:
     Of a Hugging Face folder the generator may lie in its folder `generator`, as `electra export`
     and `electra import` write it.
     """
+    folder = named(folder)
     check_hashes(folder)
     require(
         (run_of(folder) / "config.json").is_file() and not is_finetuned(folder),
@@ -258,6 +258,7 @@ def find_seed(run: Path, seed: int | None = None, *, verify: bool = False) -> Sa
 
 def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
     """Return the model of one seed; arguments as for `find_seed`."""
+    run = named(run)
     found = find_seed(run, seed, verify=True)
     folder, task = found.folder, found.facts["task"]
     files = {WEIGHTS_FILE: folder / WEIGHTS_FILE}

@@ -80,7 +80,9 @@ def tokenizer(
 
     given = [f"kind={kind}", *set_] if kind else set_
     old = Tokenizer.load(extend) if extend else None
-    usual = override(TokenizerConfig(), [f"kind={old.kind.lower()}"] if old else [])
+    usual = TokenizerConfig()
+    if old and old.kind != "WordLevel":  # which cannot be extended
+        usual = override(usual, [f"kind={old.kind.lower()}"])
     settings = override_from_toml(usual, config, given)
     refuse_existing(out)
     if ids is not None:

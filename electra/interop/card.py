@@ -39,9 +39,9 @@ def describe_run(run: Path, step: int) -> Facts:
         part: [each for each in records if each["part"] == part] for part in ("train", "heldout")
     }
     until = Run(run.name, read_run_config(run), manifest, **parts)
+    facts = list_facts(until) | {"steps": f"{step:,} of {until.config.train.steps:,}"}
     reached = summarise(until.last_heldout).items()
-    measured = {f"held-out {name}": f"{value:.4f}" for name, value in reached}
-    return list((list_facts(until) | measured).items())
+    return [*facts.items(), *((f"held-out {name}", f"{value:.4f}") for name, value in reached)]
 
 
 def describe_finetuning(finetuned: Finetuned) -> tuple[Facts, str]:

@@ -232,7 +232,7 @@ def _name_start(start: Path) -> str:
     """Return the name of a run or another folder, and the step of a run's checkpoint."""
     if start.parent.name != "checkpoints":
         return start.name
-    return f"{start.parent.parent.name}@{int(start.name.removeprefix('step-'))}"
+    return f"{start.parent.parent.name}@{start.name.removeprefix('step-').lstrip('0') or 0}"
 
 
 def _number(value: Any) -> float:
