@@ -39,7 +39,11 @@ def describe_run(run: Path, step: int) -> Facts:
         part: [each for each in records if each["part"] == part] for part in ("train", "heldout")
     }
     until = Run(run.name, read_run_config(run), manifest, **parts)
-    facts = list_facts(until) | {"steps": f"{step:,} of {until.config.train.steps:,}"}
+    shards = manifest.get("shards", {})
+    facts = list_facts(until) | {
+        "steps": f"{step:,} of {until.config.train.steps:,}",
+        "data": f"`{Path(shards.get('folder', '?')).name}`, sha256 {shards.get('sha256', '?')}",
+    }
     reached = summarise(until.last_heldout).items()
     return [*facts.items(), *((f"held-out {name}", f"{value:.4f}") for name, value in reached)]
 

@@ -515,8 +515,7 @@ def list_facts(run: Run) -> dict[str, str]:
         for session in run.manifest["sessions"]
     )
     packages = (", ".join(f"{name} {each}" for name, each in one.items()) for one in versions)
-    start, shards = run.manifest.get("init_from"), run.manifest.get("shards", {})
-    optimizer = config.optimizer
+    start, optimizer = run.manifest.get("init_from"), config.optimizer
     initial = train.initial_weights
     drawn = "random, as in the paper" if initial == "bert" else f"random, with {initial}"
     method, usual = config.method, MethodConfig()
@@ -527,7 +526,6 @@ def list_facts(run: Run) -> dict[str, str]:
         f"{count_of(model.num_attention_heads, 'head')}",
         "generator": _describe_generator(config),
         "first weights": str(start.get("source", UNKNOWN)) if start else drawn,
-        "data": f"{Path(shards.get('folder', '?')).name}, sha256 {shards.get('sha256', '?')}",
         "vocabulary": f"{model.vocab_size:,} tokens",
         "batch": f"{train.batch_size:,} rows of {config.examples.sequence_length:,} tokens",
         "optimizer": f"{optimizer.matrices}, learning rate {optimizer.learning_rate:g}, "
