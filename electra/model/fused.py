@@ -33,7 +33,7 @@ from electra.config import EncoderConfig
 from electra.model.deberta import DisentangledLayer, RelativePlaces
 from electra.model.electra import PostNormLayer
 from electra.model.modernbert import Places, PreNormLayer
-from electra.model.parts import Dropout, DropoutMasks
+from electra.model.parts import Dropout, DropoutMasks, Linear
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -121,16 +121,13 @@ def _apply_post_norm(
     attention, num_heads = layer.attention, layer.attention.num_heads
     of_probs = Kept.draw(attention.dropout, (B * num_heads, L, L), masks)
     of_attended, of_output = (Kept.draw(layer.dropout, (B * L, H), masks) for _ in range(2))
-    maps = attention.qkv, attention.output, layer.attention_norm
-    parameters = [tensor for each in maps for tensor in (each.weight, each.bias)]
-    x_1_MH: Tensor = _PostAttention.apply(
+    sum_MH = _PostAttention.apply(
         *(x_BLH, queries_BLH, table_RH, rows_T, mask_BNLL, of_probs, of_attended, num_heads),
-        *(layer.attention_norm.eps, *parameters),
+        *parameters_of(attention.qkv, attention.output),
     )
-    maps = layer.intermediate, layer.output, layer.output_norm
-    parameters = [tensor for each in maps for tensor in (each.weight, each.bias)]
-    y_MH: Tensor = _PostFeedForward.apply(x_1_MH, of_output, layer.output_norm.eps, *parameters)
-    return y_MH.view(B, L, H)
+    parameters = parameters_of(layer.intermediate, layer.output)
+    sum_MH = _PostFeedForward.apply(layer.attention_norm(sum_MH), of_output, *parameters)
+    return layer.output_norm(sum_MH).view(B, L, H)
 
 
 class Distances(NamedTuple):
@@ -218,7 +215,7 @@ def _skew(products: Tensor, length: int) -> Tensor:
 
 
 class _PostAttention(torch.autograd.Function):
-    """norm(x + dropout(attention(x))): (B, L, H) to (M, H), in the compute dtype."""
+    """x + dropout(attention(x)): (B, L, H) to (M, H), in the compute dtype."""
 
     @staticmethod
     def forward(
@@ -231,14 +228,12 @@ class _PostAttention(torch.autograd.Function):
         of_probs: Kept,
         of_attended: Kept,
         num_heads: int,
-        eps: float,
         *parameters: Tensor,
     ) -> Tensor:
         B, L, H = x_BLH.shape
         N, D = num_heads, H // num_heads
         swaps = table_RH is not None  # attention is disentangled, and heads come before rows
-        W_qkv, b_qkv, W_o, b_o = (each.to(x_BLH.dtype) for each in parameters[:4])
-        g, h = parameters[4:]
+        W_qkv, b_qkv, W_o, b_o = (each.to(x_BLH.dtype) for each in parameters)
         x_MH = x_BLH.reshape(-1, H)
         queries_MH = x_MH if queries_BLH is None else queries_BLH.reshape(-1, H)
         qkv_MJ = map_rows(x_MH, W_qkv, b_qkv)
@@ -257,24 +252,20 @@ class _PostAttention(torch.autograd.Function):
         context_ZLD, probs_ZLL = attend(q, k, v, mask_BNLL, size, of_probs, distances)
         context_BNLD = _swap(context_ZLD.view(*size, L, D), 0, swaps)
         context_MH = context_BNLD.transpose(1, 2).reshape(-1, H)
-        sum_MH = of_attended.add(queries_MH, map_rows(context_MH, W_o, b_o))
-        x_1_MH, mean, rstd = torch.native_layer_norm(sum_MH, [H], g, h, eps)
         if any(ctx.needs_input_grad):
             ctx.size, ctx.kept = (B, L, N, D), (of_probs, of_attended)
             ctx.distances, ctx.has_queries = distances, queries_BLH is not None
             ctx.save_for_backward(
-                *(x_MH, queries_MH, table_RH, rows_T, qkv_3ZLD, probs_ZLL, context_MH, W_qkv, W_o),
-                *(sum_MH, mean, rstd, g, h),
+                *(x_MH, queries_MH, table_RH, rows_T, qkv_3ZLD, probs_ZLL, context_MH, W_qkv, W_o)
             )
-        return x_1_MH
+        return of_attended.add(queries_MH, map_rows(context_MH, W_o, b_o))
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Gradients:
         x_MH, queries_MH, table_RH, rows_T, *saved = ctx.saved_tensors
-        qkv_3ZLD, probs_ZLL, context_MH, W_qkv, W_o, *norm = saved
+        qkv_3ZLD, probs_ZLL, context_MH, W_qkv, W_o = saved
         (B, L, N, D), (of_probs, of_attended), distances = ctx.size, ctx.kept, ctx.distances
-        swaps = distances is not None
-        dsum_MH, dg, dh = norm_back(grad_outputs[0], *norm)
+        swaps, dsum_MH = distances is not None, grad_outputs[0]
         dattended_MH = of_attended.drop(dsum_MH)
         dW_o = weight_gradient(dattended_MH, context_MH, of_attended.scale)
         db_o = bias_gradient(dattended_MH, of_attended.scale)
@@ -306,33 +297,28 @@ class _PostAttention(torch.autograd.Function):
             db_qkv[: dqk_RJ.shape[1]] += bias_gradient(dqk_RJ)
         return (
             *(dx_MH.view(B, L, -1), dqueries_BLH, dtable_RH),
-            *(None,) * 6,
-            *(dW_qkv, db_qkv, dW_o, db_o, dg, dh),
+            *(None,) * 5,
+            *(dW_qkv, db_qkv, dW_o, db_o),
         )
 
 
 class _PostFeedForward(torch.autograd.Function):
-    """norm(x + dropout(feed_forward(x))), (M, H)."""
+    """x + dropout(feed_forward(x)), (M, H)."""
 
     @staticmethod
-    def forward(ctx: Any, x_MH: Tensor, of_output: Kept, eps: float, *parameters: Tensor) -> Tensor:
-        W_i, b_i, W_f, b_f = (each.to(x_MH.dtype) for each in parameters[:4])
-        g, h = parameters[4:]
+    def forward(ctx: Any, x_MH: Tensor, of_output: Kept, *parameters: Tensor) -> Tensor:
+        W_i, b_i, W_f, b_f = (each.to(x_MH.dtype) for each in parameters)
         inner_MF = map_rows(x_MH, W_i, b_i)
         active_MF = F.gelu(inner_MF)
-        sum_MH = of_output.add(x_MH, map_rows(active_MF, W_f, b_f))
-        y_MH, mean, rstd = torch.native_layer_norm(sum_MH, [x_MH.shape[1]], g, h, eps)
         if any(ctx.needs_input_grad):
             ctx.kept = of_output
-            ctx.save_for_backward(
-                *(x_MH, inner_MF, active_MF, W_i, W_f), *(sum_MH, mean, rstd, g, h)
-            )
-        return y_MH
+            ctx.save_for_backward(x_MH, inner_MF, active_MF, W_i, W_f)
+        return of_output.add(x_MH, map_rows(active_MF, W_f, b_f))
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Gradients:
-        (x_MH, inner_MF, active_MF, W_i, W_f, *norm), kept = ctx.saved_tensors, ctx.kept
-        dsum_MH, dg, dh = norm_back(grad_outputs[0], *norm)
+        (x_MH, inner_MF, active_MF, W_i, W_f), kept = ctx.saved_tensors, ctx.kept
+        dsum_MH = grad_outputs[0]
         doutput_MH = kept.drop(dsum_MH)
         dW_f = weight_gradient(doutput_MH, active_MF, kept.scale)
         db_f = bias_gradient(doutput_MH, kept.scale)
@@ -340,7 +326,7 @@ class _PostFeedForward(torch.autograd.Function):
         dinner_MF = torch.ops.aten.gelu_backward(dactive_MF, inner_MF)
         dW_i, db_i = weight_gradient(dinner_MF, x_MH), bias_gradient(dinner_MF)
         dx_MH = torch.addmm(dsum_MH, dinner_MF, W_i)
-        return dx_MH, None, None, dW_i, db_i, dW_f, db_f, dg, dh
+        return dx_MH, None, dW_i, db_i, dW_f, db_f
 
 
 class FusedPreNormLayer(PreNormLayer):
@@ -361,43 +347,38 @@ class FusedPreNormLayer(PreNormLayer):
         of_probs = Kept.draw(attention.dropout, shape, masks)
         of_attended = Kept.draw(attention.dropout, (B * L, H), masks)
         of_inner = Kept.draw(self.dropout, (B * L, self.output.in_features), masks)
-        norm, eps = self.attention_norm, self.feed_forward_norm.eps
+        normed_BLH = self.attention_norm(x_BLH) if self.attention_norm else None
         x_1_MH: Tensor = _PreAttention.apply(
-            *(x_BLH, places, of_probs, of_attended, num_heads, eps),
-            *(attention.qkv.weight, attention.qkv.bias),
-            *(attention.output.weight, attention.output.bias),
-            *((norm.weight, norm.bias) if norm else (None, None)),
+            *(x_BLH, normed_BLH, places, of_probs, of_attended, num_heads),
+            *parameters_of(attention.qkv, attention.output),
         )
-        maps = self.intermediate_and_gate, self.output, self.feed_forward_norm
-        parameters = [tensor for each in maps for tensor in (each.weight, each.bias)]
-        y_MH: Tensor = _PreFeedForward.apply(x_1_MH, of_inner, eps, *parameters)
+        parameters = parameters_of(self.intermediate_and_gate, self.output)
+        normed_MH = self.feed_forward_norm(x_1_MH)
+        y_MH: Tensor = _PreFeedForward.apply(x_1_MH, normed_MH, of_inner, *parameters)
         return y_MH.view(B, L, H)
 
 
 class _PreAttention(torch.autograd.Function):
-    """x + dropout(attention(norm(x))): (B, L, H) to (M, H), in the compute dtype."""
+    """x + dropout(attention(normed x)): (B, L, H) to (M, H), in the compute dtype."""
 
     @staticmethod
     def forward(
         ctx: Any,
         x_BLH: Tensor,
+        normed_BLH: Tensor | None,
         places: Places,
         of_probs: Kept,
         of_attended: Kept,
         num_heads: int,
-        eps: float,
         *parameters: Tensor | None,
     ) -> Tensor:
         B, L, H = x_BLH.shape
         N, D = num_heads, H // num_heads
-        W_qkv, b_qkv, W_o, b_o = (_cast(each, x_BLH.dtype) for each in parameters[:4])
-        g, h = parameters[4:]
+        W_qkv, b_qkv, W_o, b_o = (_cast(each, x_BLH.dtype) for each in parameters)
         assert W_qkv is not None
         assert W_o is not None
-        normed_MH = x_MH = x_BLH.reshape(-1, H)
-        mean = rstd = None
-        if g is not None:
-            normed_MH, mean, rstd = torch.native_layer_norm(x_MH, [H], g, h, eps)
+        x_MH = x_BLH.reshape(-1, H)
+        normed_MH = x_MH if normed_BLH is None else normed_BLH.reshape(-1, H)
         mapped_3BNLD = map_rows(normed_MH, W_qkv, b_qkv).view(B, L, 3, N, D).permute(2, 0, 3, 1, 4)
         qkv_3BNLD = torch.empty((3, B, N, L, D), dtype=x_BLH.dtype)
         _rotate(mapped_3BNLD[:2], places, 1, qkv_3BNLD[:2])
@@ -412,15 +393,13 @@ class _PreAttention(torch.autograd.Function):
         if any(ctx.needs_input_grad):
             ctx.size, ctx.places, ctx.kept = (B, L, N, D), places, (of_probs, of_attended)
             ctx.has_bias = b_qkv is not None, b_o is not None
-            ctx.save_for_backward(
-                *(normed_MH, qkv_3BNLD, probs_ZQX, context_MH, W_qkv, W_o),
-                *(x_MH, mean, rstd, g, h),
-            )
+            ctx.has_norm = normed_BLH is not None
+            ctx.save_for_backward(normed_MH, qkv_3BNLD, probs_ZQX, context_MH, W_qkv, W_o)
         return x_1_MH
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Gradients:
-        normed_MH, qkv_3BNLD, probs_ZQX, context_MH, W_qkv, W_o, *norm = ctx.saved_tensors
+        normed_MH, qkv_3BNLD, probs_ZQX, context_MH, W_qkv, W_o = ctx.saved_tensors
         (B, L, N, D), places, (of_probs, of_attended) = ctx.size, ctx.places, ctx.kept
         qkv_has_bias, output_has_bias = ctx.has_bias
         dx_1_MH = grad_outputs[0]
@@ -441,30 +420,24 @@ class _PreAttention(torch.autograd.Function):
         dmapped_3BNLD[2].copy_(_gather(dv, (B, N, L, D), places))
         dW_qkv = weight_gradient(dmapped_MJ, normed_MH)
         db_qkv = bias_gradient(dmapped_MJ) if qkv_has_bias else None
-        dg = dh = None
-        if norm[3] is None:
-            dx_MH = torch.addmm(dx_1_MH, dmapped_MJ, W_qkv)
+        dx_BLH, dnormed_BLH = dx_1_MH.view(B, L, -1), None
+        if ctx.has_norm:
+            dnormed_BLH = (dmapped_MJ @ W_qkv).view(B, L, -1)
         else:
-            dx_MH, dg, dh = norm_back(dmapped_MJ @ W_qkv, *norm)
-            dx_MH.add_(dx_1_MH)
-        return (
-            *(dx_MH.view(B, L, -1), None, None, None, None, None),
-            *(dW_qkv, db_qkv, dW_o, db_o, dg, dh),
-        )
+            dx_BLH = torch.addmm(dx_1_MH, dmapped_MJ, W_qkv).view(B, L, -1)
+        return dx_BLH, dnormed_BLH, None, None, None, None, dW_qkv, db_qkv, dW_o, db_o
 
 
 class _PreFeedForward(torch.autograd.Function):
-    """x + feed_forward(norm(x)), gated, with dropout inside; (M, H)."""
+    """x + feed_forward(normed), gated, with dropout inside; (M, H)."""
 
     @staticmethod
     def forward(
-        ctx: Any, x_MH: Tensor, of_inner: Kept, eps: float, *parameters: Tensor | None
+        ctx: Any, x_MH: Tensor, normed_MH: Tensor, of_inner: Kept, *parameters: Tensor | None
     ) -> Tensor:
-        W_i, b_i, W_f, b_f = (_cast(each, x_MH.dtype) for each in parameters[:4])
-        g, h = parameters[4:]
+        W_i, b_i, W_f, b_f = (_cast(each, x_MH.dtype) for each in parameters)
         assert W_i is not None
         assert W_f is not None
-        normed_MH, mean, rstd = torch.native_layer_norm(x_MH, [x_MH.shape[1]], g, h, eps)
         inner_MG = map_rows(normed_MH, W_i, b_i)
         inner_MF, gate_MF = inner_MG.chunk(2, dim=1)
         active_MF = F.gelu(inner_MF)
@@ -474,14 +447,12 @@ class _PreFeedForward(torch.autograd.Function):
             y_MH.add_(b_f)
         if any(ctx.needs_input_grad):
             ctx.kept, ctx.has_bias = of_inner, (b_i is not None, b_f is not None)
-            ctx.save_for_backward(
-                *(normed_MH, inner_MG, active_MF, gated_MF, W_i, W_f), *(x_MH, mean, rstd, g, h)
-            )
+            ctx.save_for_backward(normed_MH, inner_MG, active_MF, gated_MF, W_i, W_f)
         return y_MH
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Gradients:
-        normed_MH, inner_MG, active_MF, gated_MF, W_i, W_f, *norm = ctx.saved_tensors
+        normed_MH, inner_MG, active_MF, gated_MF, W_i, W_f = ctx.saved_tensors
         dy_MH, of_inner, (inner_has_bias, output_has_bias) = grad_outputs[0], ctx.kept, ctx.has_bias
         dW_f = weight_gradient(dy_MH, gated_MF, of_inner.scale)
         db_f = bias_gradient(dy_MH) if output_has_bias else None
@@ -494,8 +465,7 @@ class _PreFeedForward(torch.autograd.Function):
         torch.ops.aten.gelu_backward.grad_input(dgated_MF, inner_MF, grad_input=dinner_MF)
         dW_i = weight_gradient(dinner_MG, normed_MH)
         db_i = bias_gradient(dinner_MG) if inner_has_bias else None
-        dx_MH, dg, dh = norm_back(dinner_MG @ W_i, *norm)
-        return dx_MH.add_(dy_MH), None, None, dW_i, db_i, dW_f, db_f, dg, dh
+        return dy_MH, dinner_MG @ W_i, None, dW_i, db_i, dW_f, db_f
 
 
 def attend(
@@ -580,15 +550,9 @@ def bias_gradient(dy_MO: Tensor, scale: float = 1.0) -> Tensor:
     return dy_MO.sum(dim=0).float().mul_(scale)
 
 
-def norm_back(
-    dy_MH: Tensor, x_MH: Tensor, mean: Tensor, rstd: Tensor, g: Tensor, h: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the gradients of a layer norm's input, weight and bias."""
-    wanted = [True, True, h is not None]
-    found: tuple[Tensor, Tensor, Tensor | None] = torch.ops.aten.native_layer_norm_backward(
-        dy_MH, x_MH, x_MH.shape[1:], mean, rstd, g, h, wanted
-    )
-    return found
+def parameters_of(*maps: Linear) -> list[Tensor]:
+    """Return weight and bias of each map; no bias is None."""
+    return [tensor for each in maps for tensor in (each.weight, each.bias)]
 
 
 def _cast(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
