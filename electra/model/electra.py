@@ -9,8 +9,6 @@ encoder is built of either class, which have the same parameters under the same 
 Source: google-research/electra model/modeling.py transformer_model.
 """
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -27,11 +25,6 @@ from electra.model.parts import (
     attend,
     runs_operations,
 )
-
-SHARPNESS = 16.0
-"""Expected score of the neighbour that a head looks at after `look_at_neighbours`, nats. The scores
-of other positions have mean 0 and a deviation of about 4 at heads of 64, so that a head favours its
-neighbour in half of all cases."""
 
 
 class Embeddings(nn.Module):
@@ -146,44 +139,3 @@ class PostNormLayer(TransformerLayer):
             "attention, scores and sums": 4 * size * length,
             "feed-forward": 4 * size * inner_size,
         }
-
-    @torch.no_grad()
-    def look_at_neighbours(
-        self,
-        project_HE: Tensor,
-        frequencies: Tensor,
-        rng: torch.Generator,
-        *,
-        is_causal: bool = False,
-    ) -> None:
-        """Set the attention to look at the tokens beside, by turns one back and one ahead.
-
-        A head's keys are its queries rotated by the offset. Value and output are an orthogonal
-        matrix and its transpose, so that what is looked at is added as it is.
-
-        Args:
-            project_HE: Maps the embeddings, whose positions are the Fourier features
-                [sin(w t), cos(w t)], to this layer's input.
-            frequencies: Their w, (E / 2,), radians per position.
-            rng: Source of all random numbers.
-            is_causal: Whether what is ahead is hidden; all heads then look back.
-        """
-        attention, size = self.attention, project_HE.shape[1]
-        query_HH, key_HH, value_HH = attention.qkv.weight.chunk(3)
-        head_size = len(query_HH) // attention.num_heads
-        for head in range(attention.num_heads):
-            rows = slice(head * head_size, (head + 1) * head_size)
-            looks_DE = torch.randn(head_size, size, generator=rng)
-            looks_DE *= math.sqrt(2 * SHARPNESS / (size * math.sqrt(head_size)))
-            query_HH[rows] = looks_DE @ project_HE.T
-            offset = -1 if head % 2 and not is_causal else 1
-            turned_DE = looks_DE @ _rotation(frequencies, offset)
-            key_HH[rows] = turned_DE @ project_HE.T
-        nn.init.orthogonal_(value_HH, generator=rng)
-        attention.output.weight.copy_(2 * value_HH.T)
-
-
-def _rotation(frequencies: Tensor, offset: int) -> Tensor:
-    """Return the (E, E) matrix that turns the features of position t into those of t + offset."""
-    cos, sin = (torch.diag(f(offset * frequencies)) for f in (torch.cos, torch.sin))
-    return torch.cat([torch.cat([cos, sin], dim=1), torch.cat([-sin, cos], dim=1)])

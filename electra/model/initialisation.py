@@ -7,7 +7,7 @@ first layer attends to the tokens beside, and the generator's bias is the logari
 frequency. Only initial values differ; the networks and what they can learn are the same
 (docs/PERFORMANCE.md has measurements).
 
-Shape suffixes: H hidden size, E embedding size.
+Shape suffixes: H hidden size, E embedding size, D size of a head.
 """
 
 import math
@@ -24,6 +24,11 @@ from electra.model.encoder import Embeddings, Encoder
 from electra.model.heads import BeamSpanHead, DiscriminatorHead, SpanHead
 from electra.model.modernbert import PreNormLayer
 from electra.model.parts import Linear
+
+SHARPNESS = 16.0
+"""Expected score of the neighbour that a head looks at after `look_at_neighbours`, nats. The scores
+of other positions have mean 0 and a deviation of about 4 at heads of 64, so that a head favours its
+neighbour in half of all cases."""
 
 
 class _DrawNothing(TorchFunctionMode):
@@ -45,7 +50,8 @@ def init_weights(module: nn.Module, std: float, rng: torch.Generator) -> None:
     """Draw every weight below `module` from BERT's truncated normal; set biases to 0.
 
     A module shared by two parents is drawn once. An LSTM has torch's uniform start. In ModernBERT's
-    layers the weights that write to the hidden states are then divided (`shrink_outputs`).
+    layers the weights that write to the hidden states are then divided by sqrt(2
+    num_hidden_layers).
 
     Args:
         module: Linear maps, embeddings and LSTMs below it are drawn; norms stay as they are.
@@ -65,8 +71,10 @@ def init_weights(module: nn.Module, std: float, rng: torch.Generator) -> None:
                 bound = part.hidden_size**-0.5
                 nn.init.uniform_(weight, -bound, bound, generator=rng)
     for part in module.modules():
+        # Source: transformers' ModernBertPreTrainedModel, after Megatron-LM.
         if isinstance(part, PreNormLayer):
-            part.shrink_outputs()
+            for linear in (part.attention.output, part.output):
+                linear.weight.div_(math.sqrt(2 * part.num_layers))
 
 
 def _draw_truncated_normal(weight: Tensor, std: float, rng: torch.Generator) -> None:
@@ -101,8 +109,10 @@ def look_at_neighbours(encoders: list[Encoder], std: float, rng: torch.Generator
 
     Position embeddings become random Fourier features sqrt(2) std [sin(w t), cos(w t)] of position
     t, with w uniform in [0, pi): nearly orthogonal to one another, of the token embeddings' own
-    deviation, and moved by an offset through a rotation. How attention uses them, the first layer
-    says (`PostNormLayer.look_at_neighbours`).
+    deviation, and moved by an offset through a rotation. The keys of a head are its queries rotated
+    by the offset, by turns one back and one ahead; where what is ahead is hidden, all look back.
+    Value and output are an orthogonal matrix and its transpose, so that what is looked at is added
+    as it is.
 
     Args:
         encoders: Encoders with one embedding block in common.
@@ -119,6 +129,19 @@ def look_at_neighbours(encoders: list[Encoder], std: float, rng: torch.Generator
         if encoder.embeddings_project is not None:
             nn.init.orthogonal_(encoder.embeddings_project.weight, generator=rng)
             project_HE = encoder.embeddings_project.weight
-        first_layer = cast(PostNormLayer, encoder.layers[0])
-        is_causal = encoder.config.causal
-        first_layer.look_at_neighbours(project_HE, frequencies, rng, is_causal=is_causal)
+        attention = cast(PostNormLayer, encoder.layers[0]).attention
+        query_HH, key_HH, value_HH = attention.qkv.weight.chunk(3)
+        for head, rows in enumerate(torch.arange(len(query_HH)).chunk(attention.num_heads)):
+            looks_DE = torch.randn(len(rows), size, generator=rng)
+            looks_DE *= math.sqrt(2 * SHARPNESS / (size * math.sqrt(len(rows))))
+            query_HH[rows] = looks_DE @ project_HE.T
+            offset = -1 if head % 2 and not encoder.config.causal else 1
+            key_HH[rows] = looks_DE @ _rotation(frequencies, offset) @ project_HE.T
+        nn.init.orthogonal_(value_HH, generator=rng)
+        attention.output.weight.copy_(2 * value_HH.T)
+
+
+def _rotation(frequencies: Tensor, offset: int) -> Tensor:
+    """Return the (E, E) matrix that turns the features of position t into those of t + offset."""
+    cos, sin = (torch.diag(f(offset * frequencies)) for f in (torch.cos, torch.sin))
+    return torch.cat([torch.cat([cos, sin], dim=1), torch.cat([-sin, cos], dim=1)])

@@ -228,13 +228,3 @@ class PreNormLayer(TransformerLayer):
             name: 4 * size * num_keys,
             "feed-forward": 6 * size * inner_size,
         }
-
-    @torch.no_grad()
-    def shrink_outputs(self) -> None:
-        """Divide the weights that write to the hidden states by sqrt(2 num_hidden_layers).
-
-        2 num_hidden_layers results are added to the hidden states. Source: transformers'
-        ModernBertPreTrainedModel, after Megatron-LM.
-        """
-        for linear in (self.attention.output, self.output):
-            linear.weight.div_(math.sqrt(2 * self.num_layers))
