@@ -71,6 +71,24 @@ def test_first_twenty_updates_are_those_of_the_uncorrected_adam():
     assert max(sizes["reference"]) == pytest.approx(6.6, abs=0.05)
 
 
+def test_a_reference_update_is_the_released_codes():
+    """Its formulas in float64 over 40 steps; from step 20 on with moments of an older checkpoint."""
+    config = OptimizerConfig(learning_rate=0.01, weight_decay=0.1)
+    layer = nn.Linear(8, 8, bias=False)
+    optimizer = build_optimizer(layer, config, mode="reference")
+    w, m, v = layer.weight.detach().double(), *torch.zeros(2, 8, 8, dtype=torch.float64)
+    for step in range(40):
+        gradient = torch.randn(8, 8, generator=rng(step))
+        layer.weight.grad = gradient.clone()
+        if step == 20:
+            optimizer = build_optimizer(layer, config, mode="reference")
+            optimizer.state[layer.weight] = {"exp_avg": m.float(), "exp_avg_sq": v.float()}
+        optimizer.step()
+        m, v = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient.double() ** 2
+        w = w - 0.01 * (m / (v.sqrt() + config.adam_epsilon) + 0.1 * w)
+        torch.testing.assert_close(layer.weight.detach().double(), w, rtol=1e-5, atol=1e-6)
+
+
 def test_decay_is_decoupled_and_spares_biases_and_norms():
     encoder = Encoder(dataclasses.replace(PRESETS["tiny"].model, vocab_size=50))
     optimizer = build_optimizer(encoder, OptimizerConfig(learning_rate=0.1), mode="reference")

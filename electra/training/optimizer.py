@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from electra.config import OptimizerConfig
 from electra.model.parts import TokenTable
-from electra.training.muon import Muon, read_flags
+from electra.training.muon import Muon
 
 Mode = Literal["paper", "reference"]
 
@@ -66,9 +66,8 @@ def build_optimizer(
             group["lr"] = torch.tensor(config.learning_rate, device=group["params"][0].device)
     betas = config.adam_beta1, config.adam_beta2
     settings: dict[str, Any] = dict(lr=config.learning_rate, betas=betas, eps=config.adam_epsilon)
-    if mode == "reference":
-        return ReferenceAdamW(with_settings, **settings)
-    kind = Muon if config.matrices == "muon" else torch.optim.AdamW
+    usual = ReferenceAdamW if mode == "reference" else torch.optim.AdamW
+    kind = Muon if config.matrices == "muon" else usual
     return kind(with_settings, **settings, fused=True, capturable=captured)
 
 
@@ -89,11 +88,8 @@ def _depth(name: str) -> int | None:
     return None
 
 
-class ReferenceAdamW(torch.optim.Optimizer):
-    """AdamW of the released code: no bias correction, epsilon added outside the square root.
-
-        m = b1 m + (1 - b1) g        v = b2 v + (1 - b2) g^2
-        w = w - rate (m / (sqrt(v) + epsilon) + decay w)
+class ReferenceAdamW(torch.optim.AdamW):
+    """AdamW of the released code, without bias correction: torch's, so late that it has none.
 
     At step t, for small epsilon, an update is (1 - b1^t) / sqrt(1 - b2^t) times the update with
     bias correction: 3.2 times at step 1, 6.6 times at step 12, 1.26 times at step 1000.
@@ -101,39 +97,16 @@ class ReferenceAdamW(torch.optim.Optimizer):
     Source: optimization.py AdamWeightDecayOptimizer.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], **defaults: Any):
-        super().__init__(groups, defaults)
-
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
-        for group in self.param_groups:
-            beta1, beta2 = group["betas"]
-            learning = [each for each in group["params"] if each.grad is not None]
-            if not learning:
-                continue
-            for each in learning:
-                if not self.state[each]:
-                    self.state[each]["exp_avg"] = torch.zeros_like(each)
-                    self.state[each]["exp_avg_sq"] = torch.zeros_like(each)
-            means = [self.state[each]["exp_avg"] for each in learning]
-            squares = [self.state[each]["exp_avg_sq"] for each in learning]
-            is_skipped, divisor = read_flags(self, learning[0].device)
-            grads = [each.grad / divisor for each in learning if each.grad is not None]
-            pairs = zip(means, grads, strict=True)  # a moment lerped to itself stays, to the bit
-            torch._foreach_lerp_(
-                means, [torch.where(is_skipped, *pair) for pair in pairs], 1 - beta1
-            )
-            torch._foreach_mul_(squares, torch.where(is_skipped, 1.0, beta2))
-            grads = [grad.masked_fill_(is_skipped, 0) for grad in grads]
-            torch._foreach_addcmul_(squares, grads, grads, value=1 - beta2)
-            del grads
-            deviations = torch._foreach_sqrt(squares)
-            torch._foreach_add_(deviations, group["eps"])
-            updates = torch._foreach_div(means, deviations)
-            torch._foreach_add_(updates, learning, alpha=group["weight_decay"])
-            torch._foreach_mul_(updates, group["lr"] * ~is_skipped)
-            torch._foreach_sub_(learning, updates)
+        for each in (each for group in self.param_groups for each in group["params"]):
+            state = self.state[each]
+            if each.grad is not None and "step" not in state:  # older checkpoints have none
+                state["step"] = torch.full((), 2.0**30, device=each.device)  # 1 adds nothing to it
+                for name in ("exp_avg", "exp_avg_sq"):
+                    state.setdefault(name, torch.zeros_like(each))
+        super().step()
 
 
 def learning_rate_at(step: int, steps: int, config: OptimizerConfig, mode: Mode = "paper") -> float:
@@ -170,7 +143,7 @@ def update_unless(is_skipped: Tensor, optimizer: torch.optim.Optimizer, divisor:
     """Update the parameters by their gradients over `divisor`, unless the flag is set.
 
     If it is set, parameters, moments and step counters keep their values, bit for bit: torch's
-    fused optimizers look at flag and divisor in their kernels, and the others read `read_flags`.
+    fused optimizers look at flag and divisor in their kernels, and Muon reads `read_flags`.
 
     Args:
         is_skipped: A bool on the parameters' device; gradients may then be NaN or infinite.
