@@ -188,7 +188,7 @@ def count_step(config: PretrainConfig) -> Count:
     torch.compiler.reset()
     with attention, clipping, outside:
         step.forward = lower(model, options, count)
-        step.choose = lower(model.masking.choose_and_count, options, count)
+        step.choose = lower(model.masking.choose, options, count)
         step.measures.tally = lower(tally, options, count)
         step.judge = lower(Guard.judge, options, count)
         step.compute(batch.to(META))

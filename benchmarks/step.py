@@ -221,7 +221,7 @@ class Loop:
     def step(self, batch: Batch) -> None:
         """Do one optimizer step."""
         batch = batch.to(self.device)
-        draw = self.masking.draw(batch, self.rng)
+        draw, _ = self.masking.draw(batch, self.rng)
         mlm_loss, disc_loss = self.forward(batch, draw, None)
         (mlm_loss + self.config.method.disc_weight * disc_loss).backward()
         nn.utils.clip_grad_norm_(self.parameters, self.config.optimizer.max_grad_norm)
@@ -337,7 +337,7 @@ def check_losses(
     """
     ours = next(variant for variant in variants if variant.name == "ours")
     batch = make_rows(config, config.train.batch_size, 0).to(machine.device)
-    draw = ours.model.masking.draw(batch, torch.Generator(machine.device).manual_seed(0))
+    draw, _ = ours.model.masking.draw(batch, torch.Generator(machine.device).manual_seed(0))
     sampled_BS = ours.draws(batch, draw)
     losses = {variant.name: variant.losses(batch, draw, sampled_BS) for variant in variants}
     tolerance = TOLERANCE[str(ours.dtype).removeprefix("torch.")]

@@ -193,7 +193,7 @@ def test_every_network_of_every_objective_reads_by_document(settings, monkeypatc
 
     monkeypatch.setattr(Encoder, "fork", note)
     encoders = {module for module in model.modules() if isinstance(module, Encoder)}
-    assert model.compute(batch, rng(2)).loss.isfinite()
+    assert model(batch, *model.masking.draw(batch, rng(2))).loss.isfinite()
     monkeypatch.undo()
     assert {call[0] for call in calls} == encoders
     for encoder, (ids_BL, *others), keywords, states in calls:
@@ -209,10 +209,10 @@ def test_a_row_of_one_document_is_the_same_to_the_bit(settings):
     found = []
     for documents in (None, torch.ones_like(batch.input_ids_BL)):
         each = batch._replace(document_ids_BL=documents)
-        draw = model.masking.draw(each, rng(2))
+        draw, counts = model.masking.draw(each, rng(2))
         model.zero_grad()
         torch.manual_seed(0)
-        loss = model(each, draw, model.masking.count(each, draw)).loss
+        loss = model(each, draw, counts).loss
         loss.backward()
         grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         found.append({"loss": loss.detach(), **grads})

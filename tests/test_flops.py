@@ -118,7 +118,7 @@ def test_true_count_is_that_of_torch(preset, length, settings, monkeypatch):
     objective = build_objective(Parts(config, Vocabulary(torch.ones(500, dtype=torch.bool))))
     batch = make_rows(config, 1024 // length + 1, seed=0)
     with FlopCounterMode(display=False) as counter:
-        objective.compute(batch, torch.Generator()).loss.backward()
+        objective(batch, *objective.masking.draw(batch, torch.Generator())).loss.backward()
     expected = counter.get_total_flops() / batch.input_ids_BL.numel()
     assert count_true(objective, length) == pytest.approx(expected, rel=0.01)
 

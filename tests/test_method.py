@@ -119,7 +119,7 @@ def test_every_position_is_equally_likely():
 def test_whole_words_are_masked_whole():
     rows = many_rows(400)
     masking = masking_of("method.mask_unit=whole_word")
-    draw = masking.draw(rows, rng(0))
+    draw, _ = masking.draw(rows, rng(0))
     is_chosen = where_chosen(rows, draw)
     assert not is_chosen[torch.isin(rows.input_ids_BL, torch.tensor([CLS, SEP]))].any()
     partly = 0
@@ -151,7 +151,7 @@ def test_spans_are_runs_of_words():
     assert (steps[inside & ~starts_word] == 0).all()
     share = steps[inside & starts_word].double()  # of words that begin a span: 1 / 3.8
     assert share.mean().item() == pytest.approx(1 / 3.8, abs=4 * 0.44 / math.sqrt(len(share)))
-    draw = masking.draw(rows, rng(1))
+    draw, _ = masking.draw(rows, rng(1))
     assert (where_chosen(rows, draw).sum(dim=1) == 10).all()
     order = torch.rand(maskable.shape, generator=rng(2))
     real = torch.ones_like(maskable)
@@ -169,7 +169,7 @@ def test_what_a_masked_position_shows(shown, shares):
     """[MASK], random, original: 40,000 positions, within 4 deviations; the rest is untouched."""
     rows = many_rows(4000)
     masking = masking_of(f"method.shown_at_mask={shown}")
-    draw = masking.draw(rows, rng(0))
+    draw, _ = masking.draw(rows, rng(0))
     is_chosen = where_chosen(rows, draw)
     ids = masking.mask(rows.input_ids_BL, draw)
     assert torch.equal(ids[~is_chosen], rows.input_ids_BL[~is_chosen])

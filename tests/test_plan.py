@@ -176,18 +176,6 @@ def test_a_row_that_does_not_fit_is_to_be_recomputed(let_free):
     refuse("free: choose a smaller model", require_memory, model, config, Machine())
 
 
-def test_a_reference_update_needs_room(let_free):
-    paper = config_of("train.batch_size=1")
-    config = override(paper, ["method.mode=reference"])
-    model = build(config)
-    assert measure_activations(model, config, CPU) < 1.5 * weigh(model)
-    let_free(4.9 * weigh(model))
-    refuse("choose a smaller model", require_memory, model, config, Machine())
-    require_memory(model, paper, Machine())
-    let_free(5.1 * weigh(model))
-    require_memory(model, config, Machine())
-
-
 def test_a_divided_model_needs_less(let_free):
     """On each of many processes: whole weights and gradients of what is no layer, and of two."""
     config = config_of("train.batch_size=1", "model.num_hidden_layers=12")
@@ -216,7 +204,7 @@ def allocated_at_once(model, batch):
     with torch.profiler.profile(
         activities=activities, profile_memory=True, acc_events=True
     ) as profile:
-        model.compute(batch, torch.Generator().manual_seed(0)).loss.backward()
+        model(batch, *model.masking.draw(batch, torch.Generator().manual_seed(0))).loss.backward()
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
     return max(itertools.accumulate(event.nbytes() for event in events))
@@ -241,8 +229,7 @@ def gradients(*settings):
     """Loss and gradients of two pieces of a step, and the state of the dropout's randomness."""
     config = config_of("model.num_hidden_layers=3", *settings)
     model, batch = build(config), make_rows(config, 6, seed=0)
-    draw = model.masking.draw(batch, torch.Generator().manual_seed(1))
-    counts = model.masking.count(batch, draw)
+    draw, counts = model.masking.draw(batch, torch.Generator().manual_seed(1))
     torch.manual_seed(2)
     losses = []
     for rows in (slice(0, 3), slice(3, 6)):

@@ -52,7 +52,7 @@ def test_each_loss_moves_a_table_of_its_own(toy_config, objective):
         untied.kept.embeddings.tokens.weight.copy_(shift.base[0].weight + shift.weight)
     batch, gradients = make_rows(config, 4, 0), []
     for each in (model, untied):
-        each.compute(batch, torch.Generator().manual_seed(0)).loss.backward()
+        each(batch, *each.masking.draw(batch, torch.Generator().manual_seed(0))).loss.backward()
         gradients.append({name: p.grad for name, p in each.named_parameters()})
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-7)
 
@@ -69,7 +69,7 @@ def test_the_networks_are_updated_one_after_the_other(toy_config):
     reference = Step(by_hand, config, Machine())
     reference.begin(0, 1e-3)
     uniform = by_hand.masking.draw_uniform(batch, reference.rng)
-    draw, counts = by_hand.masking.choose_and_count(batch, uniform)
+    draw, counts = by_hand.masking.choose(batch, uniform)
     first, norms = by_hand(batch, draw, counts, "first"), []
     whole = by_hand(batch, draw, counts)
     assert torch.equal(first.corrupt_ids_BL, whole.judgement.corrupt_ids_BL)

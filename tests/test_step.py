@@ -119,8 +119,7 @@ def padded(batch):
 
 
 def losses_and_gradients(model, batch, forward):
-    draw = model.masking.draw(batch, torch.Generator().manual_seed(1))
-    output = forward(batch, draw, model.masking.count(batch, draw))
+    output = forward(batch, *model.masking.draw(batch, torch.Generator().manual_seed(1)))
     output.loss.backward()
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
@@ -148,8 +147,8 @@ def test_draws_and_measures_are_graphs_of_their_own(name):
     model = make_model(without_dropout(make_config(*OBJECTIVES[name])))
     batch = padded(make_rows(make_config(), 4, 0))
     uniform = model.masking.draw_uniform(batch, torch.Generator().manual_seed(1))
-    expected = model.masking.choose_and_count(batch, uniform)
-    actual = trace(model.masking.choose_and_count)(batch, uniform)
+    expected = model.masking.choose(batch, uniform)
+    actual = trace(model.masking.choose)(batch, uniform)
     for one, other in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
         assert one is other is None or torch.equal(one, other)
     output = model(batch, *expected)
@@ -185,9 +184,9 @@ def test_no_step_waits_for_its_device(name):
     """
     config, meta = make_config(*OBJECTIVES[name]), torch.device("meta")
     model, batch = make_model(in_bfloat16(config), meta), padded(make_rows(config, 4, 0)).to(meta)
-    draw = model.masking.draw(batch, torch.Generator())
+    draw, counts = model.masking.draw(batch, torch.Generator())
     with WorkingCopies(model, torch.bfloat16).at_work():
-        output = model(batch, draw, model.masking.count(batch, draw))
+        output = model(batch, draw, counts)
         output.loss.backward()
     Measures(model.loss_weights).add(output)
     assert output.loss.is_meta
@@ -205,8 +204,8 @@ def test_working_copies_change_nothing(name):
         parameters = dict(model.named_parameters())
         copies = WorkingCopies(model, torch.bfloat16)
         forward = trace(model)
-        draw = model.masking.draw(batch, torch.Generator().manual_seed(1))
-        counts, losses = model.masking.count(batch, draw), []
+        draw, counts = model.masking.draw(batch, torch.Generator().manual_seed(1))
+        losses = []
         for rows in (slice(0, 4), slice(4, 8)):
             with copies.at_work() if is_at_work else nullcontext():
                 output = forward(batch.rows(rows), draw.rows(rows), counts)
@@ -228,8 +227,8 @@ def test_what_a_gpu_runs_is_one_graph(name):
     """Traced whole, forward and backward, on a device that is no CPU; dropout on, bfloat16."""
     config, meta = make_config(*OBJECTIVES[name]), torch.device("meta")
     model, batch = make_model(in_bfloat16(config), meta), padded(make_rows(config, 4, 0)).to(meta)
-    draw = model.masking.draw(batch, torch.Generator())
-    trace(model)(batch, draw, model.masking.count(batch, draw)).loss.backward()
+    draw, counts = model.masking.draw(batch, torch.Generator())
+    trace(model)(batch, draw, counts).loss.backward()
     assert all(p.grad is not None for p in model.parameters())
 
 
@@ -490,7 +489,7 @@ def test_cuda_losses_and_gradients_are_those_of_a_cpu(name):
     """Same weights, positions and uniforms; float32."""
     config = without_dropout(make_config(*OBJECTIVES[name]))
     batch = padded(make_rows(config, 8, 0))
-    draw = make_model(config).masking.draw(batch, torch.Generator().manual_seed(1))
+    draw, _ = make_model(config).masking.draw(batch, torch.Generator().manual_seed(1))
     results = []
     for place in (CPU, CUDA):
         model = make_model(config, place)

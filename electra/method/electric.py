@@ -29,7 +29,6 @@ from electra.errors import require
 from electra.method.masking import Counts, Draw, measure_cloze, replace, sample_chosen
 from electra.method.objective import Judgement, Network, Objective, Output, Parts
 from electra.model.batch import Batch
-from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead
 from electra.model.masked_lm import log_likelihood, states_at
 
@@ -52,11 +51,6 @@ class Electric(Objective):
         self.discriminator_head = DiscriminatorHead(model)
         self.generator = parts.two_towers(self.discriminator)
         self.loss_weights = {"mlm_loss": 1.0, "disc_loss": method.disc_weight}
-
-    @property
-    def kept(self) -> Encoder:
-        """The discriminator's encoder, which pre-training returns."""
-        return self.discriminator
 
     @property
     def networks(self) -> dict[str, Network]:

@@ -21,7 +21,6 @@ from torch import Tensor
 from electra.method.masking import Counts, Draw, Means, predict_chosen, predict_masked, replace
 from electra.method.objective import Network, Objective, Output, Parts, describe_generator, learns
 from electra.model.batch import Batch, count_real, find_real
-from electra.model.encoder import Encoder
 from electra.model.heads import NextSentenceHead
 from electra.model.masked_lm import log_likelihood, loss_and_sample
 from electra.model.parts import Linear
@@ -43,11 +42,6 @@ class MaskedLanguageModelling(Objective):
         if parts.config.examples.next_sentence:
             self.next_sentence_head = NextSentenceHead(parts.config.model)
             self.loss_weights["nsp_loss"] = 1.0
-
-    @property
-    def kept(self) -> Encoder:
-        """The encoder that restores tokens."""
-        return self.mlm.encoder
 
     @property
     def networks(self) -> dict[str, Network]:
@@ -85,11 +79,6 @@ class CausalLanguageModelling(Objective):
         super().__init__(parts)
         self.lm = parts.masked_lm()
         self.loss_weights = {"lm_loss": 1.0}
-
-    @property
-    def kept(self) -> Encoder:
-        """The encoder that predicts the next token."""
-        return self.lm.encoder
 
     @property
     def networks(self) -> dict[str, Network]:
@@ -132,11 +121,6 @@ class ReplaceMLM(Objective):
         self.loss_weights = {"restore_loss": 1.0}
         if learns(self.generator):
             self.loss_weights = {"mlm_loss": 1.0, **self.loss_weights}
-
-    @property
-    def kept(self) -> Encoder:
-        """The encoder that restores tokens."""
-        return self.mlm.encoder
 
     @property
     def networks(self) -> dict[str, Network]:

@@ -197,8 +197,8 @@ class Masking(nn.Module):
         self.never_masked_ids = vocabulary.never_masked_ids
         self.register_buffer("starts_word_V", vocabulary.starts_word_V, persistent=False)
 
-    def draw(self, batch: Batch, rng: torch.Generator) -> Draw:
-        """Return the masked positions and uniform numbers of all rows of a step."""
+    def draw(self, batch: Batch, rng: torch.Generator) -> tuple[Draw, Counts]:
+        """Return what `choose` returns, with the uniform numbers that a generator draws."""
         return self.choose(batch, self.draw_uniform(batch, rng))
 
     def draw_uniform(self, batch: Batch, rng: torch.Generator) -> Tensor:
@@ -210,8 +210,8 @@ class Masking(nn.Module):
         device = batch.input_ids_BL.device
         return torch.rand(num_numbers, generator=rng, device=device)
 
-    def choose(self, batch: Batch, uniform: Tensor) -> Draw:
-        """Return the masked positions and uniform numbers of all rows of a step."""
+    def choose(self, batch: Batch, uniform: Tensor) -> tuple[Draw, Counts]:
+        """Return masked positions and uniform numbers of all rows of a step, and their counts."""
         real_BL, maskable_BL = find_real(batch), self.find_maskable(batch)
         shapes = self._shapes(batch)
         parts = uniform.split([math.prod(shape) for shape in shapes])
@@ -234,11 +234,7 @@ class Masking(nn.Module):
             )
         shown_BS, random_BS, *samples = slots
         sample_BS = torch.stack(samples, dim=-1) if self.num_others else samples[0]
-        return Draw(index_BS, chosen_BS, shown_BS, random_BS, sample_BS, crop_B)
-
-    def choose_and_count(self, batch: Batch, uniform: Tensor) -> tuple[Draw, Counts]:
-        """Return `choose` and the denominators of the losses, of all rows of a step."""
-        draw = self.choose(batch, uniform)
+        draw = Draw(index_BS, chosen_BS, shown_BS, random_BS, sample_BS, crop_B)
         return draw, self.count(batch, draw)
 
     def _shapes(self, batch: Batch) -> list[tuple[int, ...]]:

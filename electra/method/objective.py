@@ -104,8 +104,9 @@ class Objective(nn.Module):
 
     @property
     def kept(self) -> Encoder:
-        """The encoder that pre-training returns."""
-        raise NotImplementedError
+        """The encoder that pre-training returns: the discriminator's, or else the `encoder`."""
+        networks = self.networks
+        return networks["discriminator" if "discriminator" in networks else "encoder"].encoders[0]
 
     def weigh(self, losses: dict[str, Tensor]) -> Tensor:
         """Return the loss that is minimised: the weighted sum over `loss_weights`."""
@@ -168,15 +169,12 @@ class Objective(nn.Module):
 
         Args:
             batch: Original rows of the micro-batch.
-            draw: The rows' share of `masking.draw`. Dropout uses torch's random numbers instead.
-            counts: `masking.count` over all rows of the step, not of the micro-batch alone.
+            draw: The rows' share of what `masking.draw` draws. Dropout uses torch's random numbers
+                instead.
+            counts: The counts of `masking.draw`, over all rows of the step, not of the micro-batch
+                alone.
         """
         raise NotImplementedError
-
-    def compute(self, batch: Batch, rng: torch.Generator) -> Output:
-        """Return loss and measures of a step without gradient accumulation."""
-        draw = self.masking.draw(batch, rng)
-        return self(batch, draw, self.masking.count(batch, draw))
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,6 @@ from electra.method.objective import (
     learns,
 )
 from electra.model.batch import Batch, find_real
-from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead
 
 
@@ -51,11 +50,6 @@ class ReplacedTokenDetection(Objective):
         self.loss_weights = {"disc_loss": parts.config.method.disc_weight}
         if learns(self.generator):
             self.loss_weights = {"mlm_loss": 1.0, **self.loss_weights}
-
-    @property
-    def kept(self) -> Encoder:
-        """The discriminator's encoder, which pre-training returns."""
-        return self.discriminator
 
     @property
     def networks(self) -> dict[str, Network]:

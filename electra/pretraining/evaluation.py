@@ -82,8 +82,7 @@ def split_heldout(
     device = next(model.parameters()).device
     rng = torch.Generator(device).manual_seed(step_seed(0, "heldout", number))
     batch = batch.to(device)
-    draw = model.masking.draw(batch, rng)
-    counts = model.masking.count(batch, draw)
+    draw, counts = model.masking.draw(batch, rng)
     for first in range(0, len(batch.input_ids_BL), micro_batch_size):
         rows = slice(first, first + micro_batch_size)
         yield batch.rows(rows), draw.rows(rows), counts

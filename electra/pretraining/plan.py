@@ -29,8 +29,6 @@ from electra.training.machine import Machine, prepare_machine
 
 BYTES_PER_PARAMETER = 16
 """Weight, gradient and Adam's two moments, each float32."""
-BYTES_OF_AN_UPDATE = 8
-"""Per parameter: the two values at a time that ReferenceAdamW's update computes."""
 GIB = 2**30
 """Bytes."""
 DAY = 24 * 60 * 60
@@ -42,9 +40,9 @@ LAYER_SECONDS, LAYER_ROWS, LAYER_LENGTH, LAYER_VOCABULARY = 0.1, 4, 128, 100
 def require_memory(model: Objective, config: PretrainConfig, machine: Machine) -> None:
     """Refuse a run whose steps do not fit into free memory, unless train.check_memory is false.
 
-    A step takes the bytes of parameters, and those of one micro-batch of this process's rows or, in
-    reference mode, of an update if these are more. The message names the
-    train.accumulation that fits, or else train.recompute_activations or a smaller model.
+    A step takes the bytes of parameters, and those of one micro-batch of this process's rows. The
+    message names the train.accumulation that fits, or else train.recompute_activations or a smaller
+    model.
     """
     train = config.train
     free = free_memory(machine.device) if train.check_memory else None
@@ -53,17 +51,17 @@ def require_memory(model: Objective, config: PretrainConfig, machine: Machine) -
     free += sum(tensor.nbytes for tensor in model.parameters())  # already allocated
     num_rows = train.batch_size // machine.num_ranks
     a_row = measure_activations(model, config, machine.device)
-    fixed, update = _count_bytes(model, config, count_parts(train.sharding, machine))
-    need = fixed + max(a_row * -(-num_rows // train.accumulation), update)
+    fixed = _count_bytes(model, count_parts(train.sharding, machine))
+    need = fixed + a_row * -(-num_rows // train.accumulation)
     if need <= free:
         return
-    room = int((free - fixed) // a_row) if fixed + update <= free else 0
+    room = int((free - fixed) // a_row) if fixed <= free else 0
     advice = "choose a smaller model, or a shorter examples.sequence_length"
     if room > 0 and config.method.contrasts:
         advice = f"set train.batch_size={room}, or method.contrast_weight=0"
     elif room > 0:
         advice = f"set train.accumulation={-(-num_rows // room)}"
-    elif fixed + update < free and not train.recompute_activations:
+    elif fixed < free and not train.recompute_activations:
         advice = f"set train.recompute_activations=true, or {advice}"
     raise UserError(
         f"a step needs about {need / GIB:.1f} GiB, and {max(free, 0) / GIB:.1f} GiB are free: "
@@ -143,8 +141,7 @@ def measure_activations(model: Objective, config: PretrainConfig, device: torch.
     def measure(num_rows: int) -> int:
         batch = make_rows(config, num_rows, seed=0).to(device)
         rng = torch.Generator(device).manual_seed(0)
-        draw = model.masking.draw(batch, rng)
-        arguments = batch, draw, model.masking.count(batch, draw)
+        arguments = batch, *model.masking.draw(batch, rng)
         halves: list[list[Any]] = [[]]
         if config.train.updates == "apart":
             halves = [["first"], [model(*arguments, "first")]]
@@ -175,16 +172,15 @@ def _layer_bytes(encoder: Encoder, input_ids_BL: Tensor) -> int:
     return _saved_bytes(encoder, lambda: encoder.layers[0](x_BLH, places, None))
 
 
-def _count_bytes(model: Objective, config: PretrainConfig, num_parts: int) -> tuple[float, float]:
-    """Return the bytes of weights, gradients and moments on a process, and of an update."""
+def _count_bytes(model: Objective, num_parts: int) -> float:
+    """Return the bytes of weights, gradients and moments on a process."""
     number = _count(model)
     fixed = BYTES_PER_PARAMETER * number / num_parts
     if num_parts > 1:
         # Whole outside the layers, and two layers: one is computed, one is being gathered.
         layers = [_count(layer) for layer in find_layers(model)]
         fixed += 8 * (number - sum(layers) + 2 * max(layers))
-    is_reference = config.method.mode == "reference"
-    return fixed, BYTES_OF_AN_UPDATE * number / num_parts if is_reference else 0.0
+    return fixed
 
 
 def _count(module: nn.Module) -> int:
@@ -249,14 +245,13 @@ def plan(
     tokenizer, frequencies_V = make_tokenizer(vocab_size), torch.ones(vocab_size)
     model = build_model(config, tokenizer, machine, frequencies_V)
     activations = train.micro_batch_size * measure_activations(model, config, machine.device)
-    fixed, update = _count_bytes(model, config, num_parts=1)
     return Plan(
         _count(model.kept),
         _count(model),
         train.steps,
         train.steps * train.batch_size * config.examples.sequence_length,
         count_run(model, config),
-        fixed + max(activations, update),
+        _count_bytes(model, num_parts=1) + activations,
         time_run(model, config, machine, probe_seconds, progress, clock),
         machine.name,
     )

@@ -57,7 +57,7 @@ class Step:
             model, config.optimizer, mode=config.method.mode, captured=captured
         )
         self.forward: Callable[..., Output] = model
-        self.choose: Callable[..., tuple[Draw, Counts]] = model.masking.choose_and_count
+        self.choose: Callable[..., tuple[Draw, Counts]] = model.masking.choose
         self.measures = Measures(model.loss_weights)
         self.weights: Callable[[], AbstractContextManager[None]] = nullcontext
         """Context of each micro-batch; may replace the model's weights by working copies."""

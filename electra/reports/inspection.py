@@ -313,7 +313,7 @@ def render_row(shards: Shards) -> list[dict[str, Any]]:
     vocabulary = Vocabulary(
         torch.from_numpy(tokenizer.starts_word), tokenizer.mask_id, tokenizer.never_in_text
     )
-    draw = Masking(MethodConfig(), vocabulary).draw(batch, torch.Generator().manual_seed(0))
+    draw, _ = Masking(MethodConfig(), vocabulary).draw(batch, torch.Generator().manual_seed(0))
     masked = set(draw.index_BS[0][draw.chosen_BS[0]].tolist())
     ids = batch.input_ids_BL[0].tolist()
     types = batch.token_type_ids_BL[0].tolist()
