@@ -290,6 +290,11 @@ def test_a_run_of_days_is_announced_before_it_starts(capsys, folder, tmp_path):
 def test_output_that_takes_nothing_or_only_ascii(tmp_path):
     command = f"exec {sys.executable} -m electra flops >&-"
     assert subprocess.run(["sh", "-c", command], capture_output=True).stderr == b""
+    (tmp_path / "a.txt").write_text("the cat sat on the mat\n" * 200)
+    text, made = (shlex.quote(str(tmp_path / name)) for name in ("a.txt", "made"))
+    command = f"exec {sys.executable} -m electra tokenizer {text} --out {made} <&- >&- 2>&-"
+    subprocess.run(["sh", "-c", command], check=True)
+    assert (tmp_path / "made/tokenizer.json").is_file()
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
     words = ["tokenizer", "--ids", "5", "--out", tmp_path / "한국"]
     done = run_child(*words, env=ascii_only, stdout=subprocess.PIPE)

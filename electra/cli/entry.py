@@ -115,8 +115,12 @@ class _Audience(FileIO):
 
 def _open_streams() -> None:
     """Let a stream that is gone take everything, and one that is not UTF-8 take any character."""
-    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-    sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    # The number of a closed stream is free; the next file would get it, and what is written there.
+    while (nothing := os.open(os.devnull, os.O_RDWR)) < 3:
+        os.set_inheritable(nothing, True)
+    os.close(nothing)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, TextIOWrapper):
