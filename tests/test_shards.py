@@ -373,6 +373,9 @@ def test_what_was_merged_is_kept_for_its_own_text(make, text_file, tmp_path, mon
     (tmp_path / "out/other").touch()
     refuse("out exists already", make, "out")
     shutil.rmtree(tmp_path / "out")
+    (tmp_path / "out").symlink_to("nothing")
+    refuse("out exists already", make, "out")
+    (tmp_path / "out").unlink()
     assert make("out") == clean
 
 

@@ -174,7 +174,10 @@ def _begin(
 
 
 def _refuse_existing(out: Path) -> None:
-    exists = read_bytes(out / "manifest.json") is not None if is_url(out) else out.exists()
+    if is_url(out):
+        exists = read_bytes(out / "manifest.json") is not None
+    else:
+        exists = out.exists() or out.is_symlink()
     require(not exists, f"{out} exists already; remove it or choose another name")
 
 
