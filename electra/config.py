@@ -776,6 +776,7 @@ UNREAD = {
     "method.objective=electric": ("method.shown_at_mask", "train.evaluate_with"),
     "generator.kind=uniform|unigram": ("method.sharing", "method.shown_at_mask", *_SIZES),
     "generator.kind=frozen": _SIZES,
+    "model.global_attn_every_n_layers=1": ("model.local_attention", "model.local_rope_theta"),
     "generator.num_hidden_layers": ("generator.layers_fraction",),
     "generator.hidden_size": ("generator.hidden_fraction",),
     "train.evaluate_rows=0": ("train.also_evaluate", "train.evaluate_with", "train.evaluate_every"),
@@ -789,6 +790,9 @@ def tell_unread(config: PretrainConfig, given: Collection[str]) -> Iterator[str]
         name, value, is_so = config.look_up(when)
         unread = sorted(each for each in given if is_so and each.startswith(names))
         yield from (f"{each} is not read with {name} {value}" for each in unread)
+    train = config.train
+    if train.profile_step >= train.steps:
+        yield f"train.profile_step is not read: {train.profile_step} is no step before the last"
 
 
 def longest_warmup(steps: int) -> int:

@@ -185,7 +185,8 @@ def pretrain(
 
     The same call continues a run that was interrupted, and one with more train.steps makes a run
     longer. A preset's warm-up is cut to a tenth of a short schedule, unless it is set. With
-    train.init_from, sizes are those of that model.
+    train.init_from, sizes are those of that model, and the rate is a sixth of the preset's. A
+    warning names the settings that the run does not read.
 
     Args:
         shards: Folder that `electra prepare` wrote.

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+import warnings
 from pathlib import Path
 from typing import get_args
 
@@ -151,13 +152,17 @@ def test_what_does_not_hold_is_refused_in_one_line(settings, changes, words):
             ["generator.layers_fraction"],
         ),
         ("train.evaluate_rows=0 train.evaluate_every=5", ["train.evaluate_every"]),
+        ("model.global_attn_every_n_layers=1 model.local_attention=64", ["model.local_attention"]),
+        ("train.steps=300 train.profile_step=300", ["train.profile_step"]),
         ("method.disc_weight=50 method.mask_prob=0.3 generator.hidden_fraction=1", []),
     ],
 )
 def test_what_a_run_does_not_read_is_told(settings, unread):
-    told = []
-    resolve("tiny", assignments=settings.split(" "), note=told.append)
-    assert [each.split(" ")[0] for each in told if "not read" in each] == unread
+    preset = "modern-tiny" if "local" in settings else "tiny"
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        resolve(preset, assignments=settings.split(" "))
+    assert [str(each.message).split(" ")[0] for each in told] == unread
 
 
 def _bounded():

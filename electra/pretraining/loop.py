@@ -153,10 +153,18 @@ def resume(
 
 
 def _prepare(train: TrainConfig) -> Machine:
-    """Return the machine, on which process 0 has the tracker's package."""
+    """Return the machine; process 0 imports the tracker, and warns of what is not read here."""
     machine = prepare_machine(train.device, train.precision, train.threads)
-    if machine.rank == 0 and train.tracker != "none":
+    if machine.rank > 0:
+        return machine
+    if train.tracker != "none":
         import_tracker(train.tracker)
+    if train.sharding != "none" and machine.num_ranks == 1:
+        warnings.warn("train.sharding is not read with one process", stacklevel=2)
+    compiles = machine.device.type == "cuda" or train.compile == "yes"
+    for name in ("autotune", "dependent_launch"):
+        if getattr(train, name) and not compiles:
+            warnings.warn(f"train.{name} is not read without a compiler", stacklevel=2)
     return machine
 
 

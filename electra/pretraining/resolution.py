@@ -4,6 +4,7 @@ Command line and library resolve settings here. Nothing here imports torch until
 read, so that the settings of a run are printed at once.
 """
 
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -30,7 +31,8 @@ def resolve(
 
     A preset's warm-up is cut to a tenth of a short schedule; one that was set is kept, or refused.
     With train.init_from, sizes are those of that model, and the rate is a sixth of the preset's. A
-    run that was begun keeps what it determined when it began, also if it is made longer.
+    run that was begun keeps what it determined when it began, also if it is made longer. A warning
+    names each setting that the run does not read.
 
     Args:
         preset: Name of the preset.
@@ -52,7 +54,7 @@ def resolve(
     settings = override(settings, assignments, values, toml or Path())
     given.update(values)
     for sentence in tell_unread(settings, given):
-        note(sentence)
+        warnings.warn(sentence, stacklevel=3)
     if run is not None and (run / "config.json").exists():
         from electra.checkpoints.folder import read_run_config
         from electra.pretraining.continuation import settle
