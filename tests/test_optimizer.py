@@ -72,7 +72,7 @@ def test_first_twenty_updates_are_those_of_the_uncorrected_adam():
 
 
 def test_a_reference_update_is_the_released_codes():
-    """Its formulas in float64 over 40 steps; from step 20 on with moments of an older checkpoint."""
+    """Its formulas in float64, 40 steps; from step 20 on with moments of an older checkpoint."""
     config = OptimizerConfig(learning_rate=0.01, weight_decay=0.1)
     layer = nn.Linear(8, 8, bias=False)
     optimizer = build_optimizer(layer, config, mode="reference")
