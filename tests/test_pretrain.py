@@ -59,6 +59,7 @@ from electra.pretraining.continuation import branch, plan_cooldown
 from electra.pretraining.evaluation import evaluate, heldout_batches
 from electra.pretraining.journal import Clock, Totals
 from electra.pretraining.loop import Due, pretrain, resume
+from electra.pretraining.resolution import resolve
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.processes import Interrupted
 from electra.reports.page import write_page
@@ -607,6 +608,9 @@ def test_a_frozen_generator_is_that_of_the_other_run(train, tmp_path, objective)
     assert_continues(train, frozen, "generator.temperature=2 generator.temperature_decay=0.1")
     assert read_manifest(tmp_path / "whole")["generator"]["source"] == f"{first} at step 12"
     expected = read_pretrained(first).masked_lm
+    sizes = ["model.num_hidden_layers=2", "model.embedding_size=32"]
+    found = resolve("tiny", assignments=[*frozen.split(), *sizes])  # flops and plan read these
+    assert found.generator.hidden_size == expected.sizes.hidden_size
     _, tensors = final_tensors(tmp_path / "whole")
     for part, parameters in (("encoder", expected.encoders[0]), ("head", expected.head)):
         assert parameters
