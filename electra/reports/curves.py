@@ -22,6 +22,8 @@ from electra.reports.runs import MetricsRecord, Run
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 INK = "#57606a"
 GRID = "#d8dee4"
+MOST_INSIDE = 4
+"""Entries of a legend from which on it would cover the curves, and stands below them."""
 
 PAGE_COLOURS = {colour: f"--curve-{i}" for i, colour in enumerate(COLOURS)}
 PAGE_COLOURS |= {INK: "--muted", GRID: "--line"}
@@ -69,7 +71,7 @@ def draw_svg(panel: Panel, runs: Sequence[Run]) -> str:
     # The salt makes the ids in this panel differ from those in the page's other panels.
     with matplotlib.rc_context(STYLE | {"svg.hashsalt": panel.title}):
         figure = Figure(figsize=(4.6, 2.7), layout="constrained", dpi=72)
-        _draw(figure.subplots(), panel, runs)
+        _draw(figure, panel, runs)
         # The layout of savefig cuts off the label beside ticks of many digits.
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
@@ -88,8 +90,9 @@ def draw_svg(panel: Panel, runs: Sequence[Run]) -> str:
     return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}">{svg.strip()}'
 
 
-def _draw(axes: Axes, panel: Panel, runs: Sequence[Run]) -> None:
+def _draw(figure: Figure, panel: Panel, runs: Sequence[Run]) -> None:
     """Draw a panel: lines for training, circles for the held-out part."""
+    axes = figure.subplots()
     keys: dict[str, Line2D] = {}
     unit_of_x = _unit_of_x(runs)
     for run_number, run in enumerate(runs):
@@ -117,7 +120,10 @@ def _draw(axes: Axes, panel: Panel, runs: Sequence[Run]) -> None:
     if any(record.get(panel.metrics[0]) is not None for run in runs for record in run.heldout):
         circle = Line2D([], [], color=INK, marker="o", linestyle="", markerfacecolor="none")
         keys["held-out"] = circle
-    if len(keys) > 1:
+    if len(keys) > MOST_INSIDE:
+        figure.set_figheight(figure.get_figheight() + 0.1 * len(keys))
+        figure.legend(keys.values(), keys.keys(), loc="outside lower center", ncols=2)
+    elif len(keys) > 1:
         axes.legend(keys.values(), keys.keys(), handlelength=1.6)
     unit = GLOSSARY[panel.metrics[0]].unit
     axes.set_xlabel(unit_of_x)
