@@ -66,8 +66,8 @@ def build_optimizer(
             group["lr"] = torch.tensor(config.learning_rate, device=group["params"][0].device)
     betas = config.adam_beta1, config.adam_beta2
     settings: dict[str, Any] = dict(lr=config.learning_rate, betas=betas, eps=config.adam_epsilon)
-    usual = ReferenceAdamW if mode == "reference" else torch.optim.AdamW
-    kind = Muon if config.matrices == "muon" else usual
+    kind = Muon if config.matrices == "muon" else torch.optim.AdamW
+    kind = ReferenceAdamW if mode == "reference" else kind
     return kind(with_settings, **settings, fused=True, capturable=captured)
 
 
