@@ -104,8 +104,8 @@ def export(
     predict`. Where transformers has no class with the model's head, OUT is the encoder, with the
     head in a file beside it and lines in the card that use both; ONNX holds the whole network.
     Of pairs longer than a row, transformers' tokenizers may keep a token more of the second text.
-    The folders work without electra. What --as (but gguf) and --onnx write is compared with the
-    original, and refused if it does not agree.
+    The folders work without electra. What --as sentence-transformers and --onnx write is compared
+    with the original, and refused if it does not agree.
 
     Example: electra export run --out exported
 

@@ -314,7 +314,7 @@ def import_(
     position_rows: Literal["interpolate", "repeat"] | None = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Turn other people's weights into a folder that every verb takes.
+    """Turn other people's weights into a folder that the other verbs take.
 
     Read are Google's TensorFlow checkpoints of ELECTRA and BERT, without TensorFlow, and Hugging
     Face folders of ELECTRA, BERT, ModernBERT and DeBERTaV3: safetensors, whole or in parts, or
