@@ -864,7 +864,7 @@ class OwnTaskConfig(Settings):
     """Training file; a relative path is in the data folder. Unset: train.tsv, .csv, .jsonl or
     .parquet, compressed or not."""
     dev: str | None = None
-    """Dev file, as `train`. Unset: the file named dev, validation, valid or val."""
+    """Dev file, as `train`. Unset: the file named dev, validation, valid, val or testa."""
     test: str | None = None
     """Test file, as `train`. Unset: the file named test, if there is one."""
     separator: str = ""
@@ -904,7 +904,7 @@ class SquadConfig(Settings):
     """Training files in the data folder, separated by commas: .json, .jsonl or .parquet of SQuAD,
     of MRQA, or flat as of `datasets`. Unset: the file whose name begins with train."""
     dev: str = ""
-    """Dev files, as `train`. Unset: the file whose name begins with dev."""
+    """Dev files, as `train`. Unset: the file whose name begins with dev or valid, or is val."""
     test: str = ""
     """Test files, as `train`; optional. Unset: the file whose name begins with test."""
     head: Literal["beam", "plain"] = "beam"
