@@ -40,7 +40,7 @@ from electra.processes import Interrupted
 from electra.reports.curves import find_panels
 from electra.reports.page import write_page
 from electra.reports.runs import read_runs
-from electra.settings import override
+from electra.settings import override, to_dict
 from electra.shards.prepare import prepare
 from electra.shards.store import open_shards
 from electra.terminal.live import domains_line
@@ -222,6 +222,17 @@ def test_a_generator_is_that_of_another_folder_or_new(folders, toy_shards, toy_c
     model, config, found = begin(config, toy_shards)
     assert not torch.equal(model.generator.head.dense.weight, saved.head["dense.weight"])
     assert describe_parts(model, config, found)["generator"] == "new"
+
+
+def test_the_same_command_continues_with_what_was_fitted(folders, tmp_path):
+    """The start was trained on rows of 32 tokens, and the preset has more."""
+    words = [f"train.init_from={folders / 'run'}", "train.steps=100"]
+    config = resolve("tiny", assignments=words, run=tmp_path)
+    assert config.examples.sequence_length == 32
+    write_json(tmp_path / "config.json", to_dict(config))
+    assert resolve("tiny", assignments=words, run=tmp_path) == config
+    with pytest.warns(UserWarning, match="vocab_size is not read: it is that of the shards"):
+        resolve("tiny", assignments=["model.vocab_size=99"], run=tmp_path / "new")
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def _fitted_when_begun(config: PretrainConfig) -> set[str]:
     sizes = {field.name for field in dataclasses.fields(config.model)}.difference(NOT_SIZES)
     return {
         *(f"optimizer.{name}" for name in ("learning_rate", "generator_rate", "warmup_steps")),
-        "train.initial_weights",
+        *("examples.sequence_length", "train.initial_weights"),
         *(f"model.{name}" for name in sizes),
         *(f"generator.{name}" for name in (*SIZES_OF_GENERATOR, "warmup_steps")),
     }

@@ -56,6 +56,8 @@ def resolve(
     given.update(values)
     for sentence in tell_unread(settings, given):
         warnings.warn(sentence, stacklevel=3)
+    if run is not None and "model.vocab_size" in given:
+        warnings.warn("model.vocab_size is not read: it is that of the shards", stacklevel=3)
     if run is not None and (run / "config.json").exists():
         from electra.checkpoints.folder import read_run_config
         from electra.pretraining.continuation import settle
