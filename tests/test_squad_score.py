@@ -1,5 +1,6 @@
 """Scores against torchmetrics, which has SQuAD 1.1's; version 2.0's is put together from them."""
 
+import math
 import random
 
 import pytest
@@ -123,6 +124,11 @@ def test_no_threshold_is_better_than_the_best(seed):
         assert ours[f"best_{name}"] == pytest.approx(float(column.max()), rel=1e-6)
         at_best = score_v2(*split, ours[f"best_{name}_threshold"])
         assert at_best[name] == pytest.approx(ours[f"best_{name}"], rel=1e-12)
+
+
+def test_a_model_that_diverged_has_scores_that_json_can_hold():
+    scores = score_v2(["x", "y"], [math.nan] * 2, [["x"], []], threshold=0.0)
+    assert all(map(math.isfinite, scores.values()))
 
 
 def test_kinds_of_question_that_do_not_occur_have_no_score():

@@ -153,6 +153,20 @@ def test_conll_2003_is_read_whole_and_every_word_scored_once():
     assert {"B-NP", "I-VP"} < set(chunks.family.labels)
 
 
+@pytest.mark.parametrize(("tag", "expected"), [("FW", 199 / 200), ("I-NEW", 199 / 200)])
+def test_a_rare_tag_that_train_lacks_counts_as_wrong(tmp_path, toy_tokenizer, tag, expected):
+    """As in conlleval; the note tells it."""
+    seen = ("B-X", "O") if "-" in tag else ("NN", "DT")
+    text = "".join(f"a {each}\n\n" for each in seen * 100)
+    (tmp_path / "train.txt").write_text(text)
+    (tmp_path / "dev.txt").write_text(text.removesuffix(f"{seen[1]}\n\n") + f"{tag}\n")
+    task = read_tagging_task(tmp_path)
+    assert task.notes[0].endswith(f"'{tag}'; words with such tags count as wrong: 1 of 200")
+    rows = task.encode(toy_tokenizer, 16)["dev"]
+    logits = F.one_hot(rows.targets["labels"].clamp(min=0), len(task.family.labels))
+    assert task.family.score(rows, {"logits": logits})["accuracy"] == pytest.approx(expected)
+
+
 def test_the_loss_is_the_mean_over_scored_words(toy_tokenizer):
     task = draw_task(random.Random(0), 4, 20)
     rows = task.encode(toy_tokenizer, 16)["train"]

@@ -44,6 +44,8 @@ ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
 ENTITY_TAG = re.compile(r"O|[BIESLU](-.+)?")
 LIKE_ENTITY = re.compile(r"[BI][-_:./|].+|.+[-_:./|][BI]", re.IGNORECASE)
 """Tags that other programs read as those of entities."""
+MOST_UNSEEN = 0.01
+"""Share of a file's words up to which their tags may be missing in train; more are another set."""
 INNER_ROW = re.compile("[0-9]+[-.][0-9]+")
 """Number of a row of CoNLL-U that notes on the words around it: 3-4, 3.1."""
 
@@ -179,7 +181,7 @@ def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) 
             part = read_sentences(path, word_column, column, labels, notes)
             read.setdefault(split, []).append((path, part))
     for path, part in chain.from_iterable(read.values()):
-        _check_tags(path, part, labels, has_entities)
+        notes += _check_tags(path, part, labels, has_entities)
     splits = {split: [each for _, part in parts for each in part] for split, parts in read.items()}
     if has_entities:
         types = sorted({type_of(tag) for tag in labels if tag != "O"})
@@ -230,13 +232,16 @@ def _count_columns(path: Path) -> int:
 
 def _check_tags(
     path: Path, sentences: Sequence[TaggedSentence], train: Sequence[str], has_entities: bool
-) -> None:
-    """Refuse tags that train does not have, and of entities types that it does not have."""
+) -> list[str]:
+    """Refuse tags that are none, and train has none of, unless they are rare: then tell them."""
     types = {type_of(tag) for tag in train if tag != "O"}
     lines: dict[str, int] = {}
+    counts = Counter[str]()
     for sentence in sentences:
+        counts.update(sentence.tags)
         for tag, line in zip(sentence.tags, sentence.lines, strict=False):
             lines.setdefault(tag, line)
+    unseen: dict[str, str] = {}
     for tag, line in lines.items():
         place = f"{path} line {line}"
         require(
@@ -250,7 +255,13 @@ def _check_tags(
         )
         is_entity = has_entities and (tag == "O" or type_of(tag) in types)
         if not is_entity and tag not in train:
-            raise UserError(f"{place}: train has no tag {tag!r}{did_you_mean(tag, train)}")
+            unseen[tag] = f"{place}: train has no tag {tag!r}"
+    if not unseen:
+        return []
+    (tag, told), count = next(iter(unseen.items())), sum(counts[tag] for tag in unseen)
+    is_rare = count <= MOST_UNSEEN * counts.total()
+    require(is_rare, f"{told}{did_you_mean(tag, train)}")
+    return [f"{told}; words with such tags count as wrong: {count:,} of {counts.total():,}"]
 
 
 def read_sentences(
@@ -500,7 +511,7 @@ class Tagging(Labelled):
                 row, labels = [tokenizer.cls_id], [-1]
                 for word in window.words:
                     # An unknown label may be any: it marks a word to answer.
-                    known = label_ids[sentence.tags[word]] if sentence.tags else 0
+                    known = label_ids.get(sentence.tags[word], 0) if sentence.tags else 0
                     label = known if word in window.scored else -1
                     row += tokens[word]
                     labels += [label] + [-1] * (len(tokens[word]) - 1)
