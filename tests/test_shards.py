@@ -412,6 +412,12 @@ def test_shares_of_tasks_give_the_same_bytes(tokenizer, make, text_file, tmp_pat
     assert len(list((tmp_path / "out.incomplete/tasks").iterdir())) == sum(done) > 8
     finish(*arguments)
     assert read_files(tmp_path / "out") == make("clean", task_bytes=3000)
+    for name in ("begun.incomplete/plan.json.5f", "taken.incomplete/text"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    assert prepare_share(arguments[0], tokenizer, tmp_path / "begun", config(), (0, 99)) <= 1
+    taken = arguments[0], tokenizer, tmp_path / "taken", config(), (0, 2)
+    refuse("taken.incomplete is in the way", prepare_share, *taken)
     pipe = ["-"], tokenizer, tmp_path / "other", config(), (0, 2)
     refuse("need files that can be read again, not the pipe -", prepare_share, *pipe)
 

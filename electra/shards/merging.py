@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from electra.config import PrepareConfig
-from electra.errors import UserError
+from electra.errors import UserError, require
 from electra.files import parse_json, read_object, read_text, write_json, write_text
 from electra.shards.cleaning import find_near_duplicates, find_repeats, write_dropped
 from electra.shards.pieces import (
@@ -141,6 +141,8 @@ def move_shards(folder: Path) -> None:
         for before, after in parse_json(read_text(folder / MOVES), folder / MOVES):
             if (folder / before).exists():
                 (folder / before).replace(folder / after)
+            is_there = (folder / after).exists()  # else the pieces must stay
+            require(is_there, f"{folder / before} is gone; remove {folder} and prepare anew")
     shutil.rmtree(folder / PIECES, ignore_errors=True)
     (folder / MOVES).unlink(missing_ok=True)
 

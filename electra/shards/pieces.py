@@ -201,7 +201,9 @@ def prepare_piece(piece: Piece, encoder: Encoder, folder: Path) -> Record:
     incomplete.mkdir(parents=True)
     try:
         record = _write_piece(piece, encoder, incomplete)
-        shutil.rmtree(place, ignore_errors=True)  # of another text, of other settings, or damaged
+        is_merged = (folder.parent / "manifest.json").exists()  # this piece was done elsewhere, too
+        if not is_merged and read_piece(folder, piece) is None:
+            shutil.rmtree(place, ignore_errors=True)  # of another text or settings, or damaged
         try:
             incomplete.rename(place)
         except OSError:

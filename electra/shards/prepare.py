@@ -153,9 +153,10 @@ def _begin(
     )
     _refuse_existing(out)
     folder = incomplete_folder(out)
-    is_ours = any((folder / name).exists() for name in (PLAN, UNFINISHED))
+    # Shares begin at once: a plan may be there, or on its way to its place.
+    names = [path.name for path in folder.iterdir()] if folder.exists() else []
     require(
-        is_ours or not folder.exists() or not any(folder.iterdir()),
+        not names or any(name.startswith(PLAN) or name == UNFINISHED for name in names),
         f"{folder} is in the way; finish or move it, or choose another name",
     )
     folder.mkdir(parents=True, exist_ok=True)
