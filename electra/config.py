@@ -694,7 +694,8 @@ class PretrainConfig(Settings):
         """Check what the table cannot say."""
         model, sharing, starts = self.model, self.method.sharing, self.train.initial_weights
         self.must("model.type_vocab_size", model.type_vocab_size >= 2, "be >= 2, for two segments")
-        generator = self.generator.encoder(model)
+        learns = self.generator.kind == "network" and self.method.objective not in ALONE
+        generator = self.generator.encoder(model) if learns else model
         self.must(
             "generator.hidden_fraction",
             sharing != "all" or generator == model,
@@ -723,8 +724,7 @@ class PretrainConfig(Settings):
             starts == "bert" or model.architecture != "electra" or model.embedding_size % 2 == 0,
             f"be even for train.initial_weights {starts}",
         )
-        learns = self.generator.kind == "network" and self.method.objective not in ALONE
-        narrow = min(model.hidden_size, generator.hidden_size if learns else model.hidden_size)
+        narrow = min(model.hidden_size, generator.hidden_size)
         instead = "" if narrow == model.hidden_size else ", or generator.hidden_fraction=1"
         self.must(
             "model.embedding_size",

@@ -154,6 +154,7 @@ def test_what_does_not_hold_is_refused_in_one_line(settings, changes, words):
         ("train.evaluate_rows=0 train.evaluate_every=5", ["train.evaluate_every"]),
         ("model.global_attn_every_n_layers=1 model.local_attention=64", ["model.local_attention"]),
         ("train.steps=300 train.profile_step=300", ["train.profile_step"]),
+        ("method.objective=mlm model.hidden_size=896 model.num_attention_heads=14", []),
         ("method.disc_weight=50 method.mask_prob=0.3 generator.hidden_fraction=1", []),
     ],
 )

@@ -57,7 +57,7 @@ from electra.pretraining.start import (
     require_equal_shares,
 )
 from electra.pretraining.step import Step
-from electra.processes import Interrupted, Requests, heed_signals
+from electra.processes import Interrupted, Requests, find_place, heed_signals
 from electra.settings import to_dict
 from electra.shards.examples import Examples
 from electra.shards.store import Shards, fetch_shards, open_shards
@@ -102,7 +102,11 @@ def pretrain(
             return _resume(run, show, shards_folder, config, machine, end)
         exists = f"{run} exists already and is no run folder; choose another --out"
         require(machine.rank > 0 or not run.exists(), exists)
-        shards = open_shards(shards_folder, verify=machine.rank == 0)
+        shards = open_shards(shards_folder, verify=find_place().local_rank == 0)
+        require(
+            shards.digest == from_rank_0(shards.digest),
+            f"{shards_folder} of this process holds other shards than that of process 0",
+        )
         start = read_pretrained(Path(train.init_from)) if train.init_from else None
         if start:
             config = fit_to_start(config, start)
@@ -181,7 +185,8 @@ def _resume(
         found = read_run(run, given, machine.name) if machine.rank == 0 else None
         config, changed, source, ranking, begun_from = from_rank_0(found)
         try:
-            shards = open_shards(shards_folder or Path(source["folder"]), verify=machine.rank == 0)
+            place = shards_folder or Path(source["folder"])
+            shards = open_shards(place, verify=find_place().local_rank == 0)
         except UserError as error:
             moved = f"; if they are elsewhere: {command('pretrain', 'SHARDS', '--resume', run)}"
             raise UserError(f"{error}{'' if shards_folder else moved}") from None

@@ -23,6 +23,7 @@ from electra.model.encoder import Encoder, choose_layers, find_layers
 from electra.presets import PRESETS
 from electra.pretraining.acceleration import WARM_UP_STEPS, prepare_step
 from electra.pretraining.start import build_model
+from electra.processes import find_place
 from electra.tokenizing.tokenizer import SPECIAL_TOKENS, make_tokenizer
 from electra.training.distributed import count_parts
 from electra.training.machine import Machine, prepare_machine
@@ -48,6 +49,8 @@ def require_memory(model: Objective, config: PretrainConfig, machine: Machine) -
     free = free_memory(machine.device) if train.check_memory else None
     if free is None:
         return
+    if machine.device.type == "cpu":
+        free /= find_place().num_local
     free += sum(tensor.nbytes for tensor in model.parameters())  # already allocated
     num_rows = train.batch_size // machine.num_ranks
     a_row = measure_activations(model, config, machine.device)
@@ -60,7 +63,9 @@ def require_memory(model: Objective, config: PretrainConfig, machine: Machine) -
     if room > 0 and config.method.contrasts:
         advice = f"set train.batch_size={room}, or method.contrast_weight=0"
     elif room > 0:
-        advice = f"set train.accumulation={-(-num_rows // room)}"
+        enough = range(-(-num_rows // room), num_rows + 1)
+        fits = (each for each in enough if machine.num_ranks == 1 or num_rows % each == 0)
+        advice = f"set train.accumulation={next(fits)}"
     elif fixed < free and not train.recompute_activations:
         advice = f"set train.recompute_activations=true, or {advice}"
     raise UserError(
