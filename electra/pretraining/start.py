@@ -33,7 +33,6 @@ from electra.model.modernbert import TokenEmbeddings
 from electra.pretraining.init_from import read_masked_lm, size_generator
 from electra.shards.store import Shards
 from electra.tokenizing.tokenizer import Tokenizer
-from electra.training.distributed import count_parts
 from electra.training.machine import Machine
 from electra.training.optimizer import step_seed
 
@@ -109,7 +108,7 @@ def build_model(
     ones, for a model that is only timed or loaded.
     """
     train = config.train
-    is_plain = train.compile == "yes" or count_parts(train.sharding, machine) > 1
+    is_plain = train.compile == "yes" or train.sharding != "none"
     architecture = config.model.architecture
     layer = choose_layers(train.layers, architecture, machine.device, is_plain=is_plain)
     vocabulary = Vocabulary(
