@@ -217,9 +217,8 @@ def summarise(folder: Path, task: Task, seeds: int) -> dict[str, Any]:
     runs.sort(key=lambda record: record["seed"])
     drawn = {record["seed"]: record for record in runs if "replaces" not in record}
     others = {record["seed"]: record for record in runs if "replaces" in record}
-    missing = sorted(
-        set(range(seeds)) - drawn.keys()
-    )  # a file system may show others' folders late
+    # A file system may show the folders of other machines late.
+    missing = sorted(set(range(seeds)) - drawn.keys())
     require(not missing, f"{folder} lacks seeds {missing}; give the command again")
     notes = list(task.notes) + [
         f"{_name_seed(record)} collapsed: {'; '.join(record['notes'])}"

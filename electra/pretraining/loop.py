@@ -164,7 +164,7 @@ def _prepare(train: TrainConfig) -> Machine:
     if train.tracker != "none":
         import_tracker(train.tracker)
     if train.sharding != "none" and machine.num_ranks == 1:
-        warnings.warn("train.sharding is not read with one process", stacklevel=2)
+        warnings.warn("train.sharding divides nothing with one process", stacklevel=2)
     compiles = machine.device.type == "cuda" or train.compile == "yes"
     for name in ("autotune", "dependent_launch"):
         if getattr(train, name) and not compiles:

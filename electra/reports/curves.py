@@ -23,7 +23,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 INK = "#57606a"
 GRID = "#d8dee4"
 MOST_INSIDE = 4
-"""Entries of a legend from which on it would cover the curves, and stands below them."""
+"""Most entries of a legend that stands among the curves; a longer one stands below them."""
 
 PAGE_COLOURS = {colour: f"--curve-{i}" for i, colour in enumerate(COLOURS)}
 PAGE_COLOURS |= {INK: "--muted", GRID: "--line"}
