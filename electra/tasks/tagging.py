@@ -159,7 +159,7 @@ def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) 
 
     Tags name entities if one begins with B- or I-, or if each is O or a prefix alone; entities of
     every scheme become IOB2. Other tags, such as parts of speech, are labels as they are. The
-    labels are those of train. A test file may be without tags.
+    labels are those of train; rare others count as wrong. A test file may be without tags.
     Columns are those of TaggingConfig.
     """
     files = find_splits(data, FORMATS)
