@@ -178,10 +178,9 @@ def _run(given: Sequence[str]) -> int:
         return 2
     except Interrupted as stop:
         # A quickstart, which has more to do, has said how it goes on.
-        is_complete = words[0] == "pretrain" and (stop.run / "results.json").exists()
-        goes_on = words[0] == "pretrain" and not is_complete
+        goes_on = words[0] == "pretrain" and not (stop.run / "results.json").exists()
         print_done(str(stop), command("pretrain", "--resume", stop.run) if goes_on else "")
-        return 0 if stop.in_time or is_complete else 130
+        return 0 if stop.in_time or (words[0] == "pretrain" and not goes_on) else 130
     except KeyboardInterrupt:
         print_error("interrupted; no half-written result was left")
         return 130
