@@ -169,10 +169,8 @@ class Objective(nn.Module):
 
         Args:
             batch: Original rows of the micro-batch.
-            draw: The rows' share of what `masking.draw` draws. Dropout uses torch's random numbers
-                instead.
-            counts: The counts of `masking.draw`, over all rows of the step, not of the micro-batch
-                alone.
+            draw: The rows' share of the draw of `masking.draw`. Dropout has torch's random numbers.
+            counts: Its counts, over all rows of the step, not of the micro-batch alone.
         """
         raise NotImplementedError
 

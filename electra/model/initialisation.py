@@ -49,9 +49,8 @@ def without_weights() -> Iterator[None]:
 def init_weights(module: nn.Module, std: float, rng: torch.Generator) -> None:
     """Draw every weight below `module` from BERT's truncated normal; set biases to 0.
 
-    A module shared by two parents is drawn once. An LSTM has torch's uniform start. In ModernBERT's
-    layers the weights that write to the hidden states are then divided by sqrt(2
-    num_hidden_layers).
+    A module shared by two parents is drawn once. An LSTM has torch's uniform start. ModernBERT's
+    weights that write to the hidden states are then divided by sqrt(2 num_hidden_layers).
 
     Args:
         module: Linear maps, embeddings and LSTMs below it are drawn; norms stay as they are.

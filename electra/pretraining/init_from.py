@@ -168,6 +168,13 @@ def size_generator(
     return generator
 
 
+def fit_to_frozen(config: PretrainConfig, frozen: SavedNetwork) -> PretrainConfig:
+    """Return the settings with the sizes of the network of generator.frozen_run."""
+    source = f"generator.frozen_run {config.generator.frozen_run}"
+    generator = size_generator(config.generator, config.model, frozen.sizes, source)
+    return dataclasses.replace(config, generator=generator)
+
+
 def find_origin(config: PretrainConfig, start: SavedModel) -> Origin | None:
     """Return where the generator's weights come from; None: no generator learns."""
     if config.method.objective in ALONE or config.generator.kind != "network":

@@ -6,7 +6,6 @@ read, so that the settings of a run are printed at once.
 
 import warnings
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from electra.config import PretrainConfig, longest_warmup, require_schedule, tell_unread
@@ -66,7 +65,11 @@ def resolve(
     if settings.train.init_from:
         settings = _fit_to_start(settings, full_rate, given, note)
     if settings.generator.kind == "frozen":
-        settings = _fit_to_frozen(settings)
+        from electra.checkpoints.folder import read_pretrained
+        from electra.pretraining.init_from import fit_to_frozen
+
+        frozen = read_pretrained(Path(settings.generator.frozen_run)).masked_lm
+        settings = fit_to_frozen(settings, frozen) if frozen else settings  # training refuses None
     longest = longest_warmup(settings.shortest_schedule)
     planned = settings.optimizer.warmup_steps
     if planned > longest and "optimizer.warmup_steps" not in given:
@@ -100,19 +103,6 @@ def _fit_to_start(
         settings = override(settings, [rate])
         note(f"{rate}: the generator is made, and learns at the full rate of {full_rate:g}")
     return settings
-
-
-def _fit_to_frozen(settings: PretrainConfig) -> PretrainConfig:
-    """Return the settings with the sizes of generator.frozen_run, which operations depend on."""
-    from electra.checkpoints.folder import read_pretrained
-    from electra.pretraining.init_from import size_generator
-
-    generator, source = settings.generator, f"generator.frozen_run {settings.generator.frozen_run}"
-    frozen = read_pretrained(Path(generator.frozen_run)).masked_lm
-    if frozen is None:  # training refuses it
-        return settings
-    generator = size_generator(generator, settings.model, frozen.sizes, source)
-    return replace(settings, generator=generator)
 
 
 def _fit_length(

@@ -30,7 +30,7 @@ from electra.method.registry import build_objective
 from electra.model.encoder import Embeddings, Encoder, choose_layers
 from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
 from electra.model.modernbert import TokenEmbeddings
-from electra.pretraining.init_from import read_masked_lm, size_generator
+from electra.pretraining.init_from import fit_to_frozen, read_masked_lm
 from electra.shards.store import Shards
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine
@@ -63,9 +63,7 @@ def fit_to_shards(config: PretrainConfig, shards: Shards) -> PretrainConfig:
     config = dataclasses.replace(config, model=model)
     if config.generator.kind != "frozen":
         return config
-    source = f"generator.frozen_run {config.generator.frozen_run}"
-    generator = size_generator(config.generator, model, read_frozen(config, shards).sizes, source)
-    return dataclasses.replace(config, generator=generator)
+    return fit_to_frozen(config, read_frozen(config, shards))
 
 
 def require_equal_shares(config: PretrainConfig, machine: Machine) -> None:

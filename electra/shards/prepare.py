@@ -22,7 +22,15 @@ from typing import Any, Literal
 
 from electra.config import PrepareConfig
 from electra.errors import require
-from electra.files import UNFINISHED, clear_folder, hold, read_object, require_same, write_json
+from electra.files import (
+    UNFINISHED,
+    clear_folder,
+    hold,
+    read_object,
+    refuse_existing,
+    require_same,
+    write_json,
+)
 from electra.shards.merging import PIECES, TooLittleText, list_shards, merge_pieces, move_shards
 from electra.shards.pieces import (
     SETTINGS_OF_PIECES,
@@ -175,10 +183,9 @@ def _begin(
 
 
 def _refuse_existing(out: Path) -> None:
-    if is_url(out):
-        exists = read_bytes(out / "manifest.json") is not None
-    else:
-        exists = out.exists() or out.is_symlink()
+    if not is_url(out):
+        return refuse_existing(out)
+    exists = read_bytes(out / "manifest.json") is not None
     require(not exists, f"{out} exists already; remove it or choose another name")
 
 
