@@ -20,7 +20,13 @@ from networks import assert_same_tensors
 from refusals import refuse
 from runs import ignore
 
-from electra.checkpoints.checkpoint import FILES, find_checkpoint, read_state, read_tensors
+from electra.checkpoints.checkpoint import (
+    FILES,
+    find_checkpoint,
+    list_checkpoints,
+    read_state,
+    read_tensors,
+)
 from electra.checkpoints.folder import read_finetuned, read_run_config
 from electra.cli import main
 from electra.config import FinetuneConfig
@@ -124,7 +130,8 @@ def test_a_short_run_that_branches_off_is_the_run_by_itself(plan_toy, toy_shards
     assert short.config.train.steps < trunk.config.train.steps
     pretrain(toy_shards, tmp_path / "trunk", trunk.config, ignore)
     branch(tmp_path / "trunk", tmp_path / "branched", short.config)
-    assert find_checkpoint(tmp_path / "branched")[0] > 0
+    shared = find_checkpoint(tmp_path / "branched")[0]
+    assert shared > 0
     resume(tmp_path / "branched", ignore)
     pretrain(toy_shards, tmp_path / "alone", short.config, ignore)
     both = [read_state(find_checkpoint(tmp_path / name)[1]) for name in ("branched", "alone")]
@@ -135,6 +142,9 @@ def test_a_short_run_that_branches_off_is_the_run_by_itself(plan_toy, toy_shards
     assert manifest["branched_from"]["run"] == "trunk"
     linear = override(short.config, ["optimizer.decay_fraction=1.0"])
     refuse("no stable part", branch, tmp_path / "trunk", tmp_path / "other", linear)
+    for checkpoint in list_checkpoints(tmp_path / "trunk", shared):
+        (checkpoint / FILES[0]).write_bytes(b"")
+    refuse(f"{shared} is damaged", branch, tmp_path / "trunk", tmp_path / "x", short.config)
 
 
 @pytest.fixture
@@ -487,9 +497,19 @@ def test_a_share_plans_its_own_rows_and_seeds(toy_suite, toy_shards, toy_questio
 def test_a_fine_tuning_killed_before_its_settings_were_written_is_none(tmp_path):
     folder = tmp_path / "bert-1-seed-0" / "finetune-own.incomplete"
     folder.mkdir(parents=True)
-    assert find_finetunings(tmp_path, "own") == []
+    assert not any(find_finetunings(tmp_path, "own"))
     (folder / "config.json").touch()
-    assert find_finetunings(tmp_path, "own") == [folder]
+    assert [*find_finetunings(tmp_path, "own")] == [folder]
+
+
+def test_a_fine_tuning_that_is_finished_meanwhile_is_met_by_its_new_name(tmp_path):
+    unfinished = tmp_path / "bert-1-seed-0" / "finetune-own.incomplete"
+    unfinished.mkdir(parents=True)
+    (unfinished / "config.json").touch()
+    found = find_finetunings(tmp_path, "own")
+    assert next(found) == unfinished
+    finished = unfinished.rename(unfinished.with_suffix(""))
+    assert [*found] == [finished]
 
 
 def test_files_of_others_are_not_overwritten(refusal, tmp_path):

@@ -18,6 +18,7 @@ therefore needs no state besides weights, moments, the last gradient norms and t
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -311,9 +312,10 @@ def step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def list_checkpoints(run: Path) -> list[Path]:
-    """Return the folders of the run's complete checkpoints, oldest first."""
-    return sorted((run / "checkpoints").glob("step-" + "[0-9]" * 8))
+def list_checkpoints(run: Path, last: float = math.inf) -> list[Path]:
+    """Return the folders of the run's complete checkpoints up to step `last`, oldest first."""
+    found = sorted((run / "checkpoints").glob("step-" + "[0-9]" * 8))
+    return [folder for folder in found if step_of(folder) <= last]
 
 
 def run_of(folder: Path) -> Path:
@@ -322,15 +324,15 @@ def run_of(folder: Path) -> Path:
     return folder.parent.parent if is_checkpoint else folder
 
 
-def find_checkpoint(run: Path) -> tuple[int, Path]:
+def find_checkpoint(run: Path, last: float = math.inf) -> tuple[int, Path]:
     """Return step and folder of the newest intact checkpoint, or of the one that is named.
 
-    A warning names the newer checkpoints that are damaged; without an intact one, so does the
-    UserError.
+    Of a run, those after step `last` are left out. A warning names the newer checkpoints that are
+    damaged; without an intact one, so does the UserError.
     """
     damaged: list[str] = []
     named = [] if run_of(run) == run else [run]
-    found = named or list_checkpoints(run)
+    found = named or list_checkpoints(run, last)
     for folder in reversed(found):
         try:
             step = _verify(folder)
@@ -344,8 +346,9 @@ def find_checkpoint(run: Path) -> tuple[int, Path]:
                 f"{run}: {'; '.join(damaged)}; taking {folder.name} instead", stacklevel=2
             )
         return step, folder
-    if not named and found != list_checkpoints(run):  # the run, which goes on, has pruned them
-        return find_checkpoint(run)
+    # The run, which goes on, has pruned them.
+    if not named and found != list_checkpoints(run, last):
+        return find_checkpoint(run, last)
     raise UserError(f"{run} has no usable checkpoint: {'; '.join(damaged) or 'none was written'}")
 
 

@@ -142,8 +142,8 @@ def branch(trunk: Path, out: Path, config: PretrainConfig) -> None:
         raise UserError(f"{trunk} has no stable part that a run of {steps} steps could share")
     settle(trunk, begun, override(config, [f"train.steps={begun.train.steps}"]))
     stable = steps - max(1, round(fraction * steps))
-    shared = [each for each in list_checkpoints(trunk) if step_of(each) <= stable]
-    write_branch(trunk, shared[-1] if shared else None, out, config)
+    shared = find_checkpoint(trunk, stable)[1] if list_checkpoints(trunk, stable) else None
+    write_branch(trunk, shared, out, config)
 
 
 def write_branch(trunk: Path, checkpoint: Path | None, out: Path, config: PretrainConfig) -> None:

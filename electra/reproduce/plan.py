@@ -4,7 +4,7 @@ What is finished of it is what lies on disk: runs with results.json, and their f
 """
 
 import hashlib
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,7 +104,7 @@ def open_plan(suite: Suite, shards_folder: Path, runs: Path, jobs: int) -> Plan:
     for task, settings in suite.finetune_settings.items():
         was, now = (" ".join(each) or "no settings" for each in (before.get(task, ()), settings))
         require(
-            before.get(task, settings) == settings or not find_finetunings(runs, task),
+            before.get(task, settings) == settings or not any(find_finetunings(runs, task)),
             f"{runs} has fine-tunings of {task} with {was}, not {now}; choose another --runs, or "
             f"remove {runs}/*/finetune-{task}*",
         )
@@ -142,10 +142,13 @@ def keep_plan(suite: Suite, plan: Plan, runs: Path) -> None:
         )
 
 
-def find_finetunings(runs: Path, task: str) -> list[Path]:
-    """Return the folders of all fine-tunings on a task that have settings, finished or not."""
-    names = (f"finetune-{task}", f"finetune-{task}.incomplete")
-    return sorted(path.parent for name in names for path in runs.glob(f"*/{name}/config.json"))
+def find_finetunings(runs: Path, task: str) -> Iterator[Path]:
+    """Yield the folders of all fine-tunings on a task that have settings, unfinished ones first.
+
+    So one that another process finishes meanwhile is met again by its new name.
+    """
+    for name in (f"finetune-{task}.incomplete", f"finetune-{task}"):
+        yield from (path.parent for path in sorted(runs.glob(f"*/{name}/config.json")))
 
 
 def _read_begun(runs: Path) -> dict[str, Any]:

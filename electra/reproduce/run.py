@@ -116,11 +116,15 @@ class Session:
         }
         for task, digest in digests.items():
             for place in find_finetunings(runs, task):
-                require(
-                    find_digest(place) == digest,
-                    f"{task} has other files than {place}; scores on different data cannot be "
-                    "compared: choose another --runs",
-                )
+                try:
+                    require(
+                        find_digest(place) == digest,
+                        f"{task} has other files than {place}; scores on different data cannot be "
+                        "compared: choose another --runs",
+                    )
+                except UserError:
+                    if place.exists():
+                        raise  # otherwise another task of the queue has just finished it
         self.known, reasons = find_known(out, earlier, suite, self.plan, digests)
         if reasons:
             count = f"{len(reasons)} records of --earlier are passed over"
