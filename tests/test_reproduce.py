@@ -400,6 +400,8 @@ def test_a_suite_that_is_stopped_leaves_checkpoints(words, tmp_path, engine, num
         stderr=subprocess.PIPE,
         start_new_session=True,
         env=os.environ | {"RAY_OVERRIDE_RESOURCES": '{"CPU": 2}'},
+        # As a script's job in the background; a run takes the signal nevertheless.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )
     rows = ("electra",) if more else ("electra", "bert")
     runs = [tmp_path / "runs" / f"{row}-1-seed-0" for row in rows]

@@ -86,9 +86,8 @@ OURS = Path(__file__).parents[1]
 def main(tokens: Sequence[str] | None = None) -> None:
     """Run the command line; every way out is an exit status."""
     if tokens is None:  # this process is the command
-        for number in stop_signals():
-            if number != signal.SIGINT:
-                signal.signal(number, signal.default_int_handler)
+        for number in stop_signals():  # SIGINT too, which a job that a script starts ignores
+            signal.signal(number, signal.default_int_handler)
         _open_streams()
     try:
         status = _run(sys.argv[1:] if tokens is None else tokens)
