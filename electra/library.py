@@ -15,6 +15,7 @@ import numpy as np
 from electra.checkpoints.checkpoint import find_checkpoint, run_of
 from electra.checkpoints.folder import is_finetuned, is_huggingface, read_finetuned, read_sizes
 from electra.errors import UserError, require, require_choice
+from electra.files import refuse_existing
 from electra.finetuning.loop import finetune as run_finetune
 from electra.finetuning.loop import ignore
 from electra.inference.ask import Candidate, load_asked
@@ -282,6 +283,7 @@ def export(
             agree with the model.
     """
     run, folder = Path(model), Path(out)
+    refuse_existing(folder)
     check_export(run, form, dev, columns, scores, seed, is_onnx=onnx or int8 is not None)
     rows = [read_finetuning(Path(path) / "results.json") for path in scores]
     if not is_finetuned(run) and not is_huggingface(run):

@@ -29,11 +29,42 @@ def silent(done: int, total: int) -> None:
     """Tell nothing."""
 
 
-def usable_cores() -> int:
-    """Return the number of cores available to this process, or all cores if that is unknown."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+
+
+def usable_cores(membership: Path = OWN_GROUPS, mount: Path = GROUPS) -> int:
+    """Return the number of cores available to this process, or all cores if that is unknown.
+
+    A container on many cores may have the time of a few (docker --cpus, limits of Kubernetes).
+    """
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    for group, is_version_1 in control_groups("cpu", membership, mount):
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if is_version_1 else ("cpu.max",)
+        files = [group / name for name in names]
+        if all(file.is_file() for file in files):
+            time, period = " ".join(file.read_text() for file in files).split()
+            if time not in ("max", "-1"):
+                cores = min(cores, int(time) // int(period))
+    return max(1, cores)
+
+
+def control_groups(
+    controller: str, membership: Path = OWN_GROUPS, mount: Path = GROUPS
+) -> Iterator[tuple[Path, bool]]:
+    """Yield the control groups that limit this process, and whether they are of version 1.
+
+    Inside a container the paths in /proc/PID/cgroup may be those of the host; the mounted group is
+    then its group.
+    """
+    for line in membership.read_text().splitlines() if membership.is_file() else ():
+        _, controllers, path = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):
+            top = mount / controller if controllers else mount
+            own = top / path.lstrip("/")
+            for group in (own, *own.parents):
+                if group.is_relative_to(top):
+                    yield group, bool(controllers)
 
 
 class Place(NamedTuple):

@@ -28,6 +28,7 @@ from electra.pretraining.plan import (
     time_step,
 )
 from electra.pretraining.start import build_model
+from electra.processes import usable_cores
 from electra.settings import override
 from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine
@@ -334,3 +335,17 @@ def test_control_groups_of_version_1(tmp_path):
     write_group(mount / "memory" / "job", 1000, 900, stat, version=1)
     assert free_in_groups(membership, mount) == [700]
     assert free_in_groups(tmp_path / "none", mount) == []
+
+
+def test_the_time_that_a_container_has_counts_as_cores(tmp_path):
+    membership, mount, all_cores = tmp_path / "cgroup", tmp_path / "mount", usable_cores()
+    (mount / "cpu" / "job").mkdir(parents=True)
+    membership.write_text("0::/docker/5f3a\n")
+    for told, cores in (("max 100000", all_cores), ("150000 100000", 1), ("9 100000", 1)):
+        (mount / "cpu.max").write_text(told)
+        assert usable_cores(membership, mount) == cores
+    membership.write_text("5:cpu,cpuacct:/job\n")
+    for told, cores in (("-1", all_cores), ("100000", 1)):
+        (mount / "cpu" / "job" / "cpu.cfs_quota_us").write_text(told)
+        (mount / "cpu" / "job" / "cpu.cfs_period_us").write_text("100000")
+        assert usable_cores(membership, mount) == cores

@@ -18,6 +18,7 @@ import pytest
 import tokenizers
 import torch
 from commands import refuse_command, succeed
+from safetensors.torch import load_file
 
 pytest.importorskip("fastapi")
 
@@ -27,13 +28,14 @@ from services import load_alone, served
 
 from benchmarks.serve import Client, read_memory
 from electra.checkpoints.checkpoint import list_checkpoints
-from electra.checkpoints.folder import read_finetuned
+from electra.checkpoints.folder import read_finetuned, read_sizes
 from electra.cli import main
 from electra.inference.ask import detect, fill
 from electra.inference.embed import embed
 from electra.inference.figure_2 import draw_picture, sample_tokens
 from electra.inference.models import Embed, load_models
 from electra.inference.predict import load_model
+from electra.interop.export import export
 from electra.service.connection import MAX_IDLE
 from electra.service.queue import BatchQueue, Failed, Full
 from electra.training.machine import Machine
@@ -361,6 +363,15 @@ def test_items_are_batched_by_question_and_length_and_fail_alone(held):
     assert [9, 8, 7] in batches
 
 
+def test_a_batch_of_long_texts_is_small(monkeypatch, held):
+    queue, answer, go, batches = held
+    monkeypatch.setattr("electra.service.queue.BATCH_SIZE", 100)
+    futures = queue.submit(answer, ["a" * n for n in (101, 60, 41, 59)], [101, 60, 41, 59])
+    go.set()
+    assert [each.result(30) for each in futures] == [1] * 4
+    assert batches[1:] == [[101], [60], [41, 59]]
+
+
 def test_a_panic_of_a_library_does_not_end_the_computing(held):
     """A pattern that searches too long makes tokenizers panic, which is no Exception of Python."""
     queue, _, go, _ = held
@@ -540,6 +551,30 @@ def test_checkpoints_exports_and_other_networks_are_models(run, exported, start,
     assert len(Embed(alone.networks.encoder, 1, "mean")(["the queen"])[0]) == 64
     bare = shutil.copytree(run, tmp_path / "bare", ignore=shutil.ignore_patterns("metrics.jsonl"))
     assert load_models([bare], Machine())["bare"].describe()["steps"] == 12
+
+
+def test_what_is_kept_is_not_the_generator_beside_it(train, tmp_path):
+    """Of a masked language model with a generator in its folder, here smaller."""
+    export(train("run", "method.objective=replace_mlm", "train.steps=6"), tmp_path / "first")
+    (model,) = load_models([tmp_path / "first"], Machine()).values()
+    kept, generator = model.networks.encoder, model.networks.generator
+    assert kept.encoder.config == read_sizes(tmp_path / "first") != generator.encoder.config
+    export(tmp_path / "first", tmp_path / "again")
+    first, again = (load_file(tmp_path / each / "model.safetensors") for each in ("first", "again"))
+    assert all(tensor.equal(again[name]) for name, tensor in first.items())
+
+
+def test_a_run_whose_folder_is_gone_is_still_described_and_read_later(run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+    (model,) = load_models([folder], Machine()).values()
+    told = model.describe()
+    folder.rename(tmp_path / "moved")
+    assert model.describe() == told | {"is_run": False}
+    (tmp_path / "moved").rename(folder)
+    model.looked = 6
+    (folder / "config.json").rename(tmp_path / "config.json")
+    refuse("is neither a run", model.load)
+    assert model.is_outdated()  # so the next look tries again
 
 
 def test_a_damaged_checkpoint_is_read_once(run, tmp_path):

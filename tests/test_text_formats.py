@@ -22,6 +22,7 @@ from electra.shards.prepare import prepare
 from electra.shards.store import open_shards
 from electra.text.documents import Reader
 from electra.text.sources import find_sources, name_first
+from electra.text.streams import detect
 from electra.tokenizing.tokenizer import Tokenizer
 
 ROWS = [("1", 'said "no", twice'), ("2", "two\nlines"), ("3", "naïve 中文")]
@@ -315,6 +316,30 @@ def test_encodings_named_and_detected(tmp_path, language):
         [str(path)],
         TextConfig(encoding="klingon"),
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("cp1252", "La mère de Jérôme était fâchée ; où êtes-vous allé l'été dernier, dit-elle ?"),
+        ("cp1252", "Não há dúvida: a participação das populações é essencial à educação."),
+        ("cp1252", "Det är på hösten som älgarna går över vägarna, så kör försiktigt där."),
+        ("cp1250", "Wczoraj późnym wieczorem wróciłem do domu; gęś wciąż gęga pod płotem."),
+        ("cp1250", "Tegnap este későn értem haza, mert egész nap a szőlőben dolgoztam."),
+    ],
+)
+def test_western_and_central_europe_are_told_apart(name, text):
+    for times in (1, 40):
+        assert detect((text * times).encode(name)) == name
+
+
+def test_a_text_that_is_ascii_at_first_and_one_with_a_stray_byte_are_detected(tmp_path):
+    late, stray = tmp_path / "late.txt", tmp_path / "stray.txt"
+    late.write_bytes(b"The preface is in English.\n" * 10_000 + TEXTS["Korean"].encode("euc_kr"))
+    stray.write_bytes(TEXTS["Korean"].encode() * 3 + b"\xff")
+    assert read(late, encoding="detect")[0][0][10_000:] == TEXTS["Korean"].splitlines()
+    documents, counts = read(stray, encoding="detect")
+    assert (documents[0][0], counts.invalid_sequences) == (TEXTS["Korean"].splitlines()[0], 1)
 
 
 def test_what_an_encoding_cannot_hold_is_counted(tmp_path):

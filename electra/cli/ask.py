@@ -202,6 +202,7 @@ def score(
             corrector: the softmax that cocolm trains beside its discriminator, in one pass.
         out: The file to write: .tsv for --text, .json for --pairs.
     """
+    from electra.checkpoints.folder import read_sizes
     from electra.inference import score as scoring
     from electra.text.tables import read_sentences
 
@@ -209,6 +210,7 @@ def score(
     found = scoring.read_pairs(pairs) if pairs else None
     sentences = [*found.good, *found.bad] if found else read_sentences(text or Path())
     refuse_file(out, (".json",) if pairs else (".tsv",))
+    read_sizes(run)
     if dry_run:
         what = f"{count_of(len(sentences), 'line')} of {text or pairs}"
         return print_dry_run(None, f"score {what} with {run} and write {out}")
@@ -265,6 +267,7 @@ def embed(
         pooling: mean: a text is the mean over its positions. cls: the state of [CLS].
         column: The column of a table that holds the texts; if not given, text.
     """
+    from electra.checkpoints.folder import read_sizes
     from electra.inference.embed import FORMATS, write_embeddings
     from electra.inference.network import load_encoder
     from electra.text.tables import read_texts
@@ -274,6 +277,7 @@ def embed(
     refuse_file(out, FORMATS)
     if out.suffix.lower() == ".parquet":
         import_extra("pyarrow", "parquet", f"writing {out}")
+    read_sizes(model)
     texts = read_texts(input_, column)
     if dry_run:
         return print_dry_run(

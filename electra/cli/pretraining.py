@@ -337,11 +337,13 @@ def import_(
             new length. repeat: the old ones, one after the other, again and again.
     """
     from electra.interop.importing import import_model
+    from electra.interop.weights import read_source
 
     refuse_existing(out)
-    if dry_run:
-        return print_dry_run(None, f"read {source} and write {out}")
     require(positions is None or positions >= 1, f"--positions must be >= 1, not {positions}")
+    if dry_run:
+        read_source(source)
+        return print_dry_run(None, f"read {source} and write {out}")
     found = import_model(source, out, tokenizer, generator, extend, positions or 0, position_rows)
     rows = [
         (role, sizes.num_hidden_layers, sizes.hidden_size, sizes.embedding_size, sizes.vocab_size)

@@ -94,6 +94,9 @@ def _serve(
     require(0 <= port < 1 << 16, f"--port {port} must lie in 0 to 65535")
     require(bool(folders), "name at least one folder to serve")
     if dry_run:
+        from electra.inference.models import name_folders
+
+        name_folders(folders)
         return print_dry_run(settings, f"serve {', '.join(map(str, folders))} on {host}:{port}")
     for module in ("fastapi", "fastapi_offline", "uvicorn", "httptools", "prometheus_client"):
         import_extra(module, "serve", "serving")

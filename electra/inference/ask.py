@@ -18,6 +18,8 @@ from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import prepare_machine
 
 MASK = "[MASK]"
+MAX_GAPS = 256
+"""Gaps filled at a time: each has a probability for every token of the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +99,10 @@ def fill(network: LoadedNetwork, texts: Sequence[str], top: int = 5) -> list[lis
             for place, token_id in enumerate(ids, start=1)
             if token_id == network.tokenizer.mask_id
         ]
-        log_probs_MV = network.log_probs(network.encode(rows)[tuple(torch.tensor(places).T)])
-        for (row, _), best in zip(places, list_best(network, log_probs_MV, top), strict=True):
-            gaps[row].append(best)
+        states_MH = network.encode(rows)[tuple(torch.tensor(places).T)]
+        best = (list_best(network, network.log_probs(p), top) for p in states_MH.split(MAX_GAPS))
+        for (row, _), candidates in zip(places, chain.from_iterable(best), strict=True):
+            gaps[row].append(candidates)
         return gaps
 
     return network.run(encoded, answer)

@@ -74,7 +74,7 @@ def draw_picture(
     original_L = torch.tensor(ids[:length], dtype=torch.int64)
     place_L, sample_L = torch.rand(2, length + 2, generator=torch.Generator().manual_seed(seed))
     if positions is None:
-        places = _choose(original_L, tokenizer.special_ids, mask_prob, place_L)
+        places = _choose(original_L, [*tokenizer.never_in_text], mask_prob, place_L)
     else:
         places = sorted(set(positions))
         wrong = [place for place in positions if not 0 <= place < length]

@@ -1,6 +1,7 @@
 """The models of a service: folders read into memory, and the questions that each can answer."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -51,6 +52,8 @@ class PretrainedModel:
     records: list[dict[str, Any]] = field(default_factory=list)
     stamp: tuple[int, int] | None = None
     """Of metrics.jsonl when its records were read."""
+    steps: int | None = None
+    """Of the run when it was last described, since its folder may be gone; None: it is no run."""
 
     @property
     def verbs(self) -> list[str]:
@@ -68,13 +71,15 @@ class PretrainedModel:
     def describe(self) -> dict[str, Any]:
         """Return what a user needs to know before asking."""
         step, network = self.networks.step, self.networks.encoder
-        has_steps = self.is_run or step is not None  # weights alone, of a run, have no metrics
+        if self.is_run or step is not None:  # weights alone, of a run, have no metrics
+            with suppress(UserError):
+                self.steps = read_run_config(run_of(self.folder)).train.steps
         return {
             "name": self.name,
             "kind": "pre-trained",
             "verbs": self.verbs,
             "step": step,
-            "steps": read_run_config(run_of(self.folder)).train.steps if has_steps else None,
+            "steps": self.steps,
             "is_run": self.is_run,
             "max_tokens": network.max_tokens if network else None,
             "layers": network.num_layers if network else None,
@@ -83,7 +88,7 @@ class PretrainedModel:
 
     def load(self) -> None:
         """Read the newest checkpoint or the folder's networks; those in use stay until then."""
-        self.looked = self._find_newest()
+        newest = self._find_newest()
         model = read_pretrained(self.folder)
 
         def load(predicts: Literal["replaced", "tokens"]) -> LoadedNetwork | None:
@@ -93,8 +98,11 @@ class PretrainedModel:
                 return None
 
         discriminator, generator = load("replaced"), load("tokens")
-        kept = discriminator or generator or load_kept(model, self.machine)
+        # A generator may lie beside the network that is kept.
+        own = discriminator or (generator if model.masked_lm is model.kept else None)
+        kept = own or load_kept(model, self.machine)
         self.networks = Networks(model.step, discriminator, generator, kept)
+        self.looked = newest
 
     def is_outdated(self) -> bool:
         """Return whether the run has a newer checkpoint than when one was read."""
@@ -181,22 +189,9 @@ ServedModel = PretrainedModel | TaskModel
 def load_models(
     folders: Sequence[Path], machine: Machine, *, may_wait: bool = False
 ) -> dict[str, ServedModel]:
-    """Return the models of some folders by name: that of the folder, with its step if it has one.
-
-    `NAME=FOLDER` gives a name of its own. With `may_wait` a run may still be without a checkpoint.
-    """
+    """Return the models of some folders by name; with `may_wait` a run may have no checkpoint."""
     models: dict[str, ServedModel] = {}
-    for word in folders:
-        given, equals, rest = str(word).partition("=")
-        is_named = equals and "/" not in given and not word.exists()
-        folder = Path(rest) if is_named else word
-        name = given if folder is not word else _name(folder)
-        require(folder.is_dir(), f"{folder} is not a folder")
-        require("/" not in name, f"the name of a model has no /, as {name!r} has")
-        require(
-            name not in models,
-            f"two models are called {name}: give one of them a name, as NAME={folder}",
-        )
+    for name, folder in name_folders(folders).items():
         if is_finetuned(folder):
             finetuned = read_finetuned(folder)
             task = str(finetuned.facts["task"])
@@ -209,6 +204,24 @@ def load_models(
         if not (is_empty and may_wait):
             model.load()
     return models
+
+
+def name_folders(words: Sequence[Path]) -> dict[str, Path]:
+    """Return folders by name: of NAME=FOLDER the given one, else the folder's, with a step's."""
+    folders: dict[str, Path] = {}
+    for word in words:
+        given, equals, rest = str(word).partition("=")
+        is_named = equals and "/" not in given and not word.exists()
+        folder = Path(rest) if is_named else word
+        name = given if folder is not word else _name(folder)
+        require(folder.is_dir(), f"{folder} is not a folder")
+        require("/" not in name, f"the name of a model has no /, as {name!r} has")
+        require(
+            name not in folders,
+            f"two models are called {name}: give one of them a name, as NAME={folder}",
+        )
+        folders[name] = folder
+    return folders
 
 
 def _name(folder: Path) -> str:

@@ -252,8 +252,8 @@ def _choose_network(model: SavedModel) -> SavedNetwork:
     name = names[0]
     if name.endswith("ForPreTraining") or DISCRIMINATOR_FILE in model.files:
         return model.network("replaced")
-    if name.endswith("ForMaskedLM"):
-        return model.network("tokens")
+    if name.endswith("ForMaskedLM"):  # beside which a generator may lie
+        return model.kept if model.kept.predicts == "tokens" else model.network("tokens")
     if name.endswith("ForCausalLM") and model.kept.predicts == "next":
         return model.kept
     require(

@@ -308,7 +308,8 @@ def _make_rows(graph: Graph, tokenizer: Tokenizer, text: Sequence[str]) -> Itera
     """Yield batches of lines; a row of a pair, question or choice is two lines in succession."""
     longest = min(TEXT_LENGTH, graph.encoder.config.max_position_embeddings) - 3
     is_pair = graph.is_pair or graph.kind in ("QuestionAnswering", "MultipleChoice")
-    lines = [ids[: longest // 2 if is_pair else longest] for ids in tokenizer.encode_batch(text)]
+    most = longest // 2 if is_pair else longest
+    lines = [ids[:most] for ids in tokenizer.encode_batch(text[:MAX_TOKENS])]
     rows, types = [], []
     for number, own in enumerate(lines):
         row = [tokenizer.cls_id, *own, tokenizer.sep_id]

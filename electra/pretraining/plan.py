@@ -23,7 +23,7 @@ from electra.model.encoder import Encoder, choose_layers, find_layers
 from electra.presets import PRESETS
 from electra.pretraining.acceleration import WARM_UP_STEPS, prepare_step
 from electra.pretraining.start import build_model
-from electra.processes import find_place
+from electra.processes import GROUPS, OWN_GROUPS, control_groups, find_place
 from electra.tokenizing.tokenizer import SPECIAL_TOKENS, make_tokenizer
 from electra.training.distributed import count_parts
 from electra.training.machine import Machine, prepare_machine
@@ -82,28 +82,21 @@ def free_memory(device: torch.device) -> float | None:
     if not facts.is_file():
         return None
     free = int(facts.read_text("ascii").partition("MemAvailable:")[2].split()[0]) * 1024
-    return min([free, *free_in_groups(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
+    return min([free, *free_in_groups(OWN_GROUPS, GROUPS)])
 
 
 def free_in_groups(membership: Path, mount: Path) -> list[int]:
     """Return the free bytes of each control group that limits the process.
 
     A group is charged for the page cache of every file that its processes read. The system reclaims
-    the page cache before it refuses memory, so the page cache counts as free. Inside a container
-    the paths in /proc/PID/cgroup may be those of the host; the mounted group is then its group.
+    the page cache before it refuses memory, so the page cache counts as free.
     """
     free = []
-    for line in membership.read_text().splitlines() if membership.is_file() else ():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        version_1 = mount / "memory", "limit_in_bytes", "usage_in_bytes", "total_"
-        top, limit, used, prefix = version_1 if controllers else (mount, "max", "current", "")
-        own = top / path.lstrip("/")
-        for group in (own, *own.parents):
-            limits = group / f"memory.{limit}", group / f"memory.{used}"
-            if not group.is_relative_to(top) or not all(file.is_file() for file in limits):
-                continue
+    for group, is_version_1 in control_groups("memory", membership, mount):
+        version_1 = "limit_in_bytes", "usage_in_bytes", "total_"
+        limit, used, prefix = version_1 if is_version_1 else ("max", "current", "")
+        limits = group / f"memory.{limit}", group / f"memory.{used}"
+        if all(file.is_file() for file in limits):
             most, taken = (file.read_text().strip() for file in limits)
             if most != "max":
                 stat = (group / "memory.stat").read_text().split()

@@ -154,7 +154,7 @@ def report_text(tokenizer: Tokenizer, lines: Iterable[str]) -> TextReport:
     require(bool(counts), "the text holds no words")
     scripts: dict[str, Share] = defaultdict(Share)
     lengths: list[tuple[int, str]] = []
-    strange: Counter[str] = Counter()
+    suspect: Counter[str] = Counter()
     before = " " if tokenizer.marks_spaces else ""
     words, is_broken = list(counts.items()), tokenizer.kind == "WordPiece"
     for first in range(0, len(words), 4096):
@@ -164,15 +164,14 @@ def report_text(tokenizer: Tokenizer, lines: Iterable[str]) -> TextReport:
             scripts[script_of_word(word)].add(count, word, ids, tokenizer)
             lengths.append((-len(ids), word))
             if tokenizer.unk_id in ids:
-                for char in set(word):
-                    if tokenizer.unk_id in tokenizer.encode(char):
-                        strange[char] += count
+                suspect.update(dict.fromkeys(word, count))
     report.total = Share(*map(sum, zip(*map(astuple, scripts.values()), strict=True)))
     report.scripts = dict(sorted(scripts.items(), key=lambda item: -item[1].words))
     for _, word in sorted(lengths)[:NUM_LONGEST]:
         shown = word[:MAX_SAMPLE_CHARS]
         report.longest.append((shown, tokenizer.tokens(tokenizer.encode(before + shown))))
-    report.unknown = sorted(strange.items(), key=lambda item: (-item[1], item[0]))[:NUM_LONGEST]
+    strange = [each for each in suspect.items() if tokenizer.unk_id in tokenizer.encode(each[0])]
+    report.unknown = sorted(strange, key=lambda item: (-item[1], item[0]))[:NUM_LONGEST]
     return report
 
 

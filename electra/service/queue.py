@@ -1,12 +1,13 @@
 """The queue of a service: items of many requests, computed together by one thread.
 
 Requests wait in order. The thread takes the oldest item, and with it those that are asked the same
-question and are nearest in length, so that little is padded and a long text does not hold up short
-ones. What an item is answered must not depend on the others: the library's functions hold that to
-rounding.
+question and are nearest in length, as many as are soon computed. So little is padded, a long text
+does not hold up short ones, and what nobody waits for any more is dropped between two batches. What
+an item is answered must not depend on the others: the library's functions hold that to rounding.
 """
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,8 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any
 
+BATCH_SIZE = 32_000
+"""Most that the sizes of the items of a batch add up to, but for a single item."""
 Question = Callable[[list[Any]], Sequence[Any]]
 """Answers a list of items, in order. Equal questions are computed together."""
 
@@ -115,9 +118,9 @@ class BatchQueue:
                 return []
             oldest = self._waiting[0]
             same = [each for each in self._waiting if each.question == oldest.question]
-            if len(same) > self.batch_items:
-                same.sort(key=lambda each: (each is not oldest, abs(each.size - oldest.size)))
-            batch = same[: self.batch_items]
+            same.sort(key=lambda each: (each is not oldest, abs(each.size - oldest.size)))
+            sums = itertools.accumulate(each.size for each in same[: self.batch_items])
+            batch = same[: max(1, sum(size <= BATCH_SIZE for size in sums))]
             taken = set(map(id, batch))
             self._waiting = [each for each in self._waiting if id(each) not in taken]
             self._size = sum(each.size for each in self._waiting)

@@ -89,8 +89,8 @@ class Service:
     async def _follow(self) -> None:
         while True:
             for model in self.models.values():
-                # Removed meanwhile, or on a disk that does not answer: the next look may help.
-                with suppress(UserError, OSError):
+                # Removed meanwhile, or no memory for two at a time: the next look may help.
+                with suppress(Exception):
                     if isinstance(model, PretrainedModel) and model.is_outdated():
                         await asyncio.to_thread(model.load)
             await asyncio.sleep(LOOK_SECONDS)

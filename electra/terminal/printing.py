@@ -6,6 +6,7 @@ So a result can be piped while notes and progress stay on the terminal.
 import os
 import re
 import sys
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from electra.reports.tokens import Sentence, TokenView, Word, describe
 
 SIZE = re.compile("[1-9][0-9]{0,3}")
 """What COLUMNS and LINES may say; anything else is as if they were not set."""
+JOINERS = "\u200c\u200d"
+"""They join and part letters of Persian and of the scripts of India."""
 LEAST_COLUMNS = 20
 """In fewer, the help would be wrapped for ever."""
 
@@ -198,4 +201,8 @@ def _column_width(view: TokenView) -> int:
 
 def printable(text: str) -> str:
     """Return the text with control characters, which could garble the terminal, replaced."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+    def is_harmless(char: str) -> bool:
+        return char.isprintable() or char in JOINERS or unicodedata.category(char) == "Zs"
+
+    return "".join(char if is_harmless(char) else "\N{REPLACEMENT CHARACTER}" for char in text)

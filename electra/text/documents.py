@@ -361,7 +361,7 @@ def _cut_line(text: str) -> list[str]:
         stop = space if space > start else start + MAX_LINE_CHARS
         pieces.append(text[start:stop].strip())
         start = stop
-    return [*pieces, text[start:].strip()]
+    return [piece for piece in (*pieces, text[start:].strip()) if piece]
 
 
 def _detect_border(lines: Iterator[str], border: Border) -> tuple[PlainBorder, Iterator[str]]:

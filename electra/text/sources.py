@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ from electra.errors import UserError, did_you_mean, require
 from electra.files import parse_json
 from electra.text.streams import (
     DETECT,
+    MAX_INVALID_SHARE,
     STDIN,
     UTF8,
     check_encoding,
@@ -44,11 +46,10 @@ from electra.text.tables import COLUMNAR_FORMATS, format_of, tell_separator
 AS_USUAL = TextConfig()
 FIRST_BYTES = 1 << 16
 """Bytes of the decompressed content that decide whether a file is text."""
+MAX_ASCII_BLOCKS = 1 << 10
+"""Blocks of as many bytes in which a character is looked for that tells an encoding."""
 FEW_BYTES = 200
 """Of fewer bytes no encoding is guessed to advise it."""
-MAX_INVALID_SHARE = 0.1
-"""Largest share of invalid characters in a UTF-8 text file. Stray bytes and Latin-1 lie below,
-encodings of other scripts far above."""
 
 Form = Literal[
     "plain text",
@@ -176,14 +177,17 @@ def find_sources(paths: Sequence[str], settings: TextConfig = AS_USUAL) -> Sourc
 
 
 def encoding_of(path: Path, encoding: str) -> str:
-    """Return the encoding of a file: the one that is named, or the one detected."""
+    """Return the encoding of a file: the one named, or detected where it has more than ASCII."""
     if encoding != DETECT:
         return encoding
     if path == STDIN or is_dataset(path) or path.is_fifo():
         return UTF8  # reading it would consume it
     if format_of(path) in COLUMNAR_FORMATS:
         return UTF8
-    return detect(_first_bytes(path)) or UTF8
+    with open_source(path) as (_, stream):
+        blocks = islice(iter(lambda: stream.read(FIRST_BYTES), b""), MAX_ASCII_BLOCKS)
+        first = next((block for block in blocks if not block.isascii() or b"\0" in block), b"")
+        return detect(first + stream.read(FIRST_BYTES)) or UTF8
 
 
 def name_passed_over(passed_over: Named) -> str:
@@ -295,7 +299,7 @@ def look(path: Path, settings: TextConfig) -> tuple[Form | None, str]:
     first = _first_bytes(path)
     if kind := why_no_text(first, settings.encoding):
         return None, kind
-    name = (detect(first) or UTF8) if settings.encoding == DETECT else settings.encoding
+    name = encoding_of(path, settings.encoding)
     head = codecs.getincrementaldecoder(name)("replace").decode(first)
     return tell_form(path, head, settings, is_whole=len(first) < FIRST_BYTES)
 
@@ -331,10 +335,10 @@ def tell_form(
     if kind in NAMED_FORMS:
         return NAMED_FORMS[kind], ""
     head = head.removeprefix("\ufeff").lstrip()
-    if WIKI_PAGE.match(head):
-        return "pages of WikiExtractor", ""
     if settings.form == "text":
         return "plain text", ""
+    if WIKI_PAGE.match(head):
+        return "pages of WikiExtractor", ""
     for pattern, what in FOREIGN.items():
         if re.match(pattern, head, re.IGNORECASE):
             return None, what

@@ -167,10 +167,14 @@ BOMS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-CANDIDATES = ["cp949", "cp932", "euc_jp", "gb18030", "big5", "cp1251", "koi8_r", "cp1252"]
+CANDIDATES = ["cp949", "cp932", "euc-jp", "gb18030", "big5", "cp1251", "koi8-r", "cp1252"]
 CANDIDATES += ["cp1250", "cp1253", "cp1254", "cp1255", "cp1256", "cp874"]
 """Korean, Japanese, Chinese, Cyrillic, Western and Central European, Greek, Turkish, Hebrew, Arabic
 and Thai; each holds the older encodings of its script, such as EUC-KR, Shift_JIS and Latin-1."""
+
+MAX_INVALID_SHARE = 0.1
+"""Largest share of invalid characters in a text; if it is detected, of those that are not ASCII.
+Stray bytes and Latin-1 lie below, encodings of other scripts far above."""
 
 
 def check_encoding(name: str) -> None:
@@ -202,25 +206,24 @@ def detect(first: bytes) -> str:
         return mark
     if b"\0" in first:
         return ""
-    try:
-        codecs.getincrementaldecoder(UTF8)().decode(first)
-    except UnicodeDecodeError:
-        return guess(first)
-    return UTF8
+    # Neither stray bytes nor a last character that is cut off make another encoding of it.
+    text = codecs.getincrementaldecoder(UTF8)("replace").decode(first)
+    others = "".join(re.findall(r"[^\0-\x7f]+", text))
+    is_utf8 = others.count("\ufffd") <= MAX_INVALID_SHARE * len(others)
+    return UTF8 if is_utf8 else guess(first)
 
 
 def guess(first: bytes) -> str:
     """Return which of CANDIDATES a text without marks is in; "" if it is in none."""
     purpose = "telling encodings (or name yours: --set encoding=NAME)"
-    normalizer = import_extra("charset_normalizer", "encodings", purpose)
-    # The last character may be incomplete.
-    whole = first[: first.rfind(b"\n") + 1] or first
-    best = normalizer.from_bytes(whole, cp_isolation=CANDIDATES).best()
-    if best is None:
-        return ""
-    western = first.decode("cp1252", "replace")
-    is_same = best.encoding == "cp1250" and western == first.decode("cp1250", "replace")
-    return "cp1252" if is_same else str(best.encoding)
+    chardet = import_extra("chardet", "encodings", purpose)
+    # Lines of English say nothing. The last line may end within a character.
+    lines = [line for line in first[: first.rfind(b"\n") + 1].split(b"\n") if not line.isascii()]
+    whole = b"\n".join(lines) or first
+    name = chardet.detect(whole, include_encodings=CANDIDATES)["encoding"]
+    best = codecs.lookup(name).name if name else ""
+    western, central = (whole.decode(each, "replace") for each in ("cp1252", "cp1250"))
+    return "cp1252" if best == "cp1250" and western == central else best
 
 
 def transcode(
