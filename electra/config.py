@@ -317,7 +317,7 @@ class GeneratorConfig(Settings):
         """
         hidden_size = self.hidden_size or round(discriminator.hidden_size * self.hidden_fraction)
         fraction = hidden_size / discriminator.hidden_size
-        head_size = discriminator.hidden_size // discriminator.num_attention_heads
+        head_size = discriminator.head_size
         num_heads = max(1, hidden_size // head_size)
         require(
             hidden_size % num_heads == 0,
@@ -641,7 +641,14 @@ class PretrainConfig(Settings):
         Needs("method.mode=reference", "optimizer.generator_rate=1"),
         Needs("method.mode=reference", "model.architecture=electra"),
         Needs("train.sharding!=none", "optimizer.matrices=adamw", "Muon needs whole matrices"),
-        Needs("generator.kind=frozen", "method.objective!=mlm|causal_lm", "it has no generator"),
+        Needs("train.sharding!=none", "train.compile!=yes", "a divided model is not compiled"),
+        *(
+            Needs(each, f"method.objective!={'|'.join(ALONE)}", "it has no generator")
+            for each in (
+                *("generator.kind=frozen", "generator.start!=auto", "generator.warmup_steps"),
+                "optimizer.generator_rate!=1",
+            )
+        ),
         Needs("generator.kind=frozen", "method.sharing=none", "shared parameters are trained"),
         Needs("generator.kind!=network", "method.scheme=joint", "it does not learn"),
         Needs("generator.temperature!=1", "method.scheme!=adversarial", "it rewards the softmax"),
@@ -653,7 +660,11 @@ class PretrainConfig(Settings):
         Needs("generator.shared_layers", "method.scheme=joint"),
         Needs("generator.shared_layers", "method.sharing=embeddings|gdes"),
         Needs("generator.shared_layers", "train.updates=joint", "an update each, not two"),
-        Needs("method.sharing=gdes", "method.objective!=mlm|causal_lm", "it has no generator"),
+        Needs("method.objective=electric", "generator.kind=network", "its noise is learned"),
+        Needs("method.objective=electric", "generator.temperature=1", "it needs the softmax"),
+        Needs("generator.disallow_correct", "method.objective!=electric", "it needs the softmax"),
+        Needs("method.objective=electric", "method.sharing!=all", "its noise reads one side"),
+        Needs("method.objective=electric", "generator.start!=folder", "its noise has two towers"),
         Needs("method.objective=causal_lm", "model.causal", "a token must not see the next one"),
         Needs("model.causal", "method.objective=causal_lm", "the others read both sides"),
         Needs("method.mask_unit!=token", "method.objective!=causal_lm", "it masks nothing"),
@@ -666,8 +677,6 @@ class PretrainConfig(Settings):
         Needs("train.updates=apart", "method.mode=paper", "the released code has one update"),
         Needs("train.updates=apart", "generator.kind=network", "the others do not learn"),
         Needs("generator.start!=auto", "train.init_from"),
-        Needs("generator.start!=auto", "method.objective!=mlm|causal_lm", "it has no generator"),
-        Needs("generator.warmup_steps", "method.objective!=mlm|causal_lm", "it has no generator"),
         Needs("generator.warmup_steps", "method.sharing!=all", "one of two networks rests"),
         Needs("method.sharing=all", "model.published_heads=False", "one has a decoder"),
         Needs("model.published_heads", "examples.attend=row", "every token's head reads [CLS]"),
@@ -678,9 +687,6 @@ class PretrainConfig(Settings):
             "its first stage is the same, of method.generator_steps",
         ),
         Needs("optimizer.generator_rate!=1", "generator.kind=network"),
-        Needs(
-            "optimizer.generator_rate!=1", "method.objective!=mlm|causal_lm", "it has no generator"
-        ),
         Needs("optimizer.generator_rate!=1", "method.scheme=joint"),
         Needs("optimizer.generator_rate!=1", "method.sharing!=all", "one network has one rate"),
         Needs(
@@ -706,9 +712,10 @@ class PretrainConfig(Settings):
             self.method.objective != "teams" or model.num_hidden_layers > 1,
             "be at least 2 for method.objective teams, whose two tasks have a last layer each",
         )
+        scheme = self.method.scheme
         self.must(
             "train.steps",
-            self.method.scheme != "two_stage" or self.train.steps > 1,
+            scheme != "two_stage" or self.train.steps > 1,
             "be at least 2 for method.scheme two_stage",
         )
         for name, is_so, how in (
@@ -742,12 +749,12 @@ class PretrainConfig(Settings):
             f"be at most the generator's {most} layers, with generator.hidden_fraction=1 and "
             "generator.layers_fraction at most 1",
         )
-        is_tied = model.architecture != "electra" and sharing in ("embeddings", "gdes")
+        takes = sharing in ("embeddings", "gdes") or scheme == "two_stage"
         self.must(
             "generator.hidden_fraction",
-            not is_tied or is_as_wide,
-            f"be 1 for method.sharing {sharing} in architecture {model.architecture}; a generator "
-            "with generator.layers_fraction=0.25 is small too",
+            not takes or model.architecture == "electra" or is_as_wide,
+            f"be 1 for method.sharing {sharing}, method.scheme {scheme}, in architecture "
+            f"{model.architecture}; a generator with generator.layers_fraction=0.25 is small too",
         )
 
     @property
@@ -770,7 +777,10 @@ class PretrainConfig(Settings):
 _SIZES = tuple(f"generator.{name}" for name in SIZES_OF_GENERATOR)
 _OF_JUDGES = ("method.disc_weight", "train.evaluate_with")
 UNREAD = {
-    "method.objective=mlm|causal_lm": ("generator.", "method.sharing", *_OF_JUDGES),
+    "method.objective=mlm|causal_lm": (
+        *("generator.", "method.sharing", "model.published_heads"),
+        *_OF_JUDGES,
+    ),
     "method.objective=causal_lm": ("method.mask_prob",),
     "method.objective=replace_mlm|all_tokens_mlm": _OF_JUDGES,
     "method.objective=electric": ("method.shown_at_mask", "train.evaluate_with"),

@@ -264,22 +264,33 @@ def test_in_bfloat16_both_layers_are_as_far_from_float32(number, sizes):
     assert (fused <= 1.5 * plain).all(), (fused / plain).tolist()
 
 
+@pytest.mark.parametrize("body", [SIZES, DISTANCES], ids=["modernbert", "deberta"])
+def test_a_body_is_compiled_as_one_graph(body):
+    encoder = draw(Encoder(body).eval())
+    compiled = torch.compile(encoder, fullgraph=True, backend="aot_eager")
+    ids = torch.randint(5, VOCAB, (2, 60), generator=rng(0))
+    mask = torch.arange(60) < torch.tensor([[60], [20]])
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(ids, mask), encoder(ids, mask))
+
+
 @pytest.mark.parametrize("is_fast", [False, True])
 @pytest.mark.parametrize("body", [SIZES, DISTANCES], ids=["modernbert", "deberta"])
 @pytest.mark.parametrize("sees", ["all", "before", "after"])
 def test_packed_documents_have_the_states_that_they_have_alone(body, is_fast, sees):
     """Wherever they stand in a row: distances need no restart at a document's border."""
     encoder = draw(Encoder(body, layer=FORMS[body.architecture][is_fast]).eval())
+    encoder.sees = sees
     ids = torch.randint(5, VOCAB, (2, 140), generator=rng(0))
     lengths = [[60, 80], [1, 99]]
     numbers = torch.tensor([[1] * 60 + [2] * 80, [1] * 1 + [2] * 99 + [0] * 40])
     with torch.no_grad():
-        states = encoder(ids, document_ids_BL=numbers, sees=sees)
+        states = encoder(ids, document_ids_BL=numbers)
         for row, sizes in enumerate(lengths):
             start = 0
             for size in sizes:
                 part = slice(start, start + size)
-                alone = encoder(ids[row : row + 1, part], sees=sees)
+                alone = encoder(ids[row : row + 1, part])
                 torch.testing.assert_close(states[row, part], alone[0], **TOLERANCE)
                 start += size
 

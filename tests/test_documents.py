@@ -125,18 +125,18 @@ def test_rows_are_the_same_but_for_the_numbers(toy_shards):
 def test_states_depend_on_ones_own_document_only(layer, sees):
     """Cut out at the same positions, too, behind padding of the other kind."""
     encoder = Encoder(SIZES, layer=layer).eval()
+    encoder.sees, changed = sees, 0
     init_weights(encoder, 0.2, rng(0))
-    changed = 0
     for seed in range(2):
         ids_BL, numbers_BL, documents = list_documents(seed)
-        states = encoder(ids_BL, document_ids_BL=numbers_BL, sees=sees)
+        states = encoder(ids_BL, document_ids_BL=numbers_BL)
         assert states.isfinite().all()
         for is_mine_BL, other_BL in documents:
-            again = encoder(other_BL, document_ids_BL=numbers_BL, sees=sees)
-            alone = encoder(ids_BL * is_mine_BL, is_mine_BL, sees=sees)
+            again = encoder(other_BL, document_ids_BL=numbers_BL)
+            alone = encoder(ids_BL * is_mine_BL, is_mine_BL)
             for each in (again, alone):
                 torch.testing.assert_close(each[is_mine_BL], states[is_mine_BL], **CLOSE)
-            by_row = [encoder(ids, numbers_BL > 0, sees=sees) for ids in (ids_BL, other_BL)]
+            by_row = [encoder(ids, numbers_BL > 0) for ids in (ids_BL, other_BL)]
             changed += not torch.allclose(*(each[is_mine_BL] for each in by_row), **CLOSE)
     assert changed > 5, "attention over the row tells the difference"
 

@@ -256,7 +256,7 @@ def test_every_objective_continues(folders, toy_shards, toy_config, tmp_path, se
 
 
 def test_a_corrector_goes_on_and_a_causal_encoder_may_read_both_sides(
-    train, toy_shards, toy_config
+    train, toy_shards, toy_config, tmp_path
 ):
     corrects, reads = train("corrects", CORRECTS), train("reads", READS)
     model, config, start = begin(continued(toy_config, corrects, CORRECTS), toy_shards)
@@ -268,6 +268,14 @@ def test_a_corrector_goes_on_and_a_causal_encoder_may_read_both_sides(
     refuse("model.causal", continued, toy_config, reads)
     assert not continued(toy_config, reads, "model.causal=false").model.causal
     assert continued(toy_config, reads, READS).model.causal
+    for start, settings in ((reads, "model.causal=false"), (corrects, READS)):
+        config = continued(toy_config, start, settings)
+        pretrain(toy_shards, tmp_path / f"{start.name}-2", config, ignore)
+
+
+def test_a_generator_that_shares_layers_does_not_rest_them(folders, toy_config):
+    shared = "method.objective=teams", "generator.shared_layers=1"
+    assert continued(toy_config, folders / "alone", *shared).generator.warmup_steps == 0
 
 
 def test_berts_two_heads_go_out_and_come_back(train, toy_shards, toy_config, tmp_path, monkeypatch):

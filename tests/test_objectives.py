@@ -588,11 +588,12 @@ def test_causal_lm(batch, body):
 def test_a_tower_sees_one_side(sees, batch):
     """A changed token changes the states from it on, or up to it, and no others."""
     tower = Encoder(SIZES).eval()
+    tower.sees = sees
     init_weights(tower, 0.15, rng(0))
     changed = batch.input_ids_BL.clone()
     changed[0, 10] = 5 + (changed[0, 10] - 4) % 50
-    before = tower(*batch.inputs, sees=sees)[0]
-    after = tower(changed, *batch.inputs[1:], sees=sees)[0]
+    before = tower(*batch.inputs)[0]
+    after = tower(changed, *batch.inputs[1:])[0]
     is_moved = (before - after).abs().amax(dim=-1) > 1e-6
     expected = torch.arange(32) >= 10 if sees == "before" else torch.arange(32) <= 10
     assert torch.equal(is_moved, expected)
@@ -705,9 +706,14 @@ REFERENCE = "method.mode=reference optimizer.matrices=adamw"
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ("method.objective=electric generator.kind=uniform", "a noise distribution of its own"),
-        ("method.objective=electric generator.temperature=2", "a noise distribution of its own"),
-        ("method.objective=electric generator.disallow_correct=true", "a noise distribution of"),
+        ("method.objective=electric generator.kind=uniform", "network, not uniform: its noise is"),
+        ("method.objective=electric generator.temperature=2", "1, not 2: it needs the softmax"),
+        ("method.objective=electric generator.disallow_correct=true", "it needs the softmax"),
+        (
+            "method.scheme=two_stage method.sharing=none model.architecture=modernbert "
+            "model.embedding_size=128 generator.hidden_fraction=0.5",
+            "be 1 for method.sharing none, method.scheme two_stage, in architecture modernbert",
+        ),
         (
             f"method.objective=electric {REFERENCE}",
             "needs method.objective=rtd or mlm, not electric: the re",

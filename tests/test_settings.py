@@ -103,7 +103,6 @@ REFUSED = [
     (MODERN, REFERENCE, "model.architecture=electra"),
     (TINY, "train.sharding=full", "optimizer.matrices=adamw"),
     (TINY, "method.sharing=gdes generator.kind=unigram", "generator.kind"),
-    (TINY, "method.sharing=gdes method.objective=mlm", "method.objective"),
     (TINY, "train.updates=apart", "method.sharing"),
     (TINY, f"{APART} method.objective=electric", "method.objective"),
     (TINY, f"{APART} {REFERENCE}", "method.mode"),

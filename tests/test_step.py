@@ -248,10 +248,10 @@ def test_a_step_leaves_no_graph_behind(name):
 def test_hidden_scores_are_finite_to_every_kernel(dtype, sees):
     """Some multiply scores by log2(e), and a row of nothing but minus infinity is no number."""
     encoder = Encoder(encoder_sizes(64, 1, 32, vocab_size=VOCAB), compute_dtype=dtype)
-    added = []
+    encoder.sees, added = sees, []
     encoder.layers[0].register_forward_pre_hook(lambda layer, given: added.append(given[1]))
     batch = padded(make_rows(make_config(), 4, 0))
-    encoder(*batch.inputs, sees=sees)
+    encoder(*batch.inputs)
     assert added[0].min() < -1e38
     assert (added[0].float() * math.log2(math.e)).isfinite().all()
 

@@ -328,8 +328,7 @@ def import_(
         out: The folder to write: the discriminator, or an encoder without its head, and the
             generator in a folder inside, each as transformers loads them.
         tokenizer: A folder with a tokenizer, or a file of one; without it, that of the source.
-        generator: A second source, of the generator; without it, that in the source's folder
-            generator.
+        generator: A second source, of the generator; without it, the source's folder generator.
         extend: A tokenizer with all tokens of the source's and more. Each new token begins with the
             mean of the pieces that it replaces.
         positions: Longest row, tokens, if it is to be longer than the source's.
@@ -363,5 +362,4 @@ def import_(
         following = command("fill", out / "generator", "a gap: [MASK]")
     elif extend or positions:  # the new rows are to be trained first
         following = command("prepare", "TEXT", "--tokenizer", out, "--out", "shards")
-    loaded = f"{found.num_loaded:,} of {found.num_tensors:,}"
-    print_done(f"wrote {out}: loaded {loaded} tensors", following)
+    print_done(f"wrote {out}: loaded {found.num_loaded} of {found.num_tensors} tensors", following)

@@ -25,7 +25,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from electra.errors import require
 from electra.method.masking import Counts, Draw, measure_cloze, replace, sample_chosen
 from electra.method.objective import Judgement, Network, Objective, Output, Parts
 from electra.model.batch import Batch
@@ -38,19 +37,11 @@ class Electric(Objective):
 
     def __init__(self, parts: Parts):
         super().__init__(parts)
-        model, generator, method = parts.config.model, parts.config.generator, parts.config.method
-        is_plain = generator.kind == "network" and generator.temperature == 1
-        require(
-            is_plain and not generator.disallow_correct and method.sharing != "all",
-            "method.objective electric has a noise distribution of its own, whose probabilities "
-            "count: generator.kind network, temperature 1, disallow_correct false and "
-            "method.sharing embeddings or none",
-        )
         # Registered first: checkpoints save the shared embedding block under the first name.
-        self.discriminator = parts.encoder(model)
-        self.discriminator_head = DiscriminatorHead(model)
+        self.discriminator = parts.encoder(parts.config.model)
+        self.discriminator_head = DiscriminatorHead(parts.config.model)
         self.generator = parts.two_towers(self.discriminator)
-        self.loss_weights = {"mlm_loss": 1.0, "disc_loss": method.disc_weight}
+        self.loss_weights = {"mlm_loss": 1.0, "disc_loss": parts.config.method.disc_weight}
 
     @property
     def networks(self) -> dict[str, Network]:

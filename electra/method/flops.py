@@ -19,7 +19,7 @@ from typing import NamedTuple
 from torch import nn
 
 from electra.config import EncoderConfig, PretrainConfig
-from electra.method.masking import crop_length
+from electra.method.masking import count_slots, crop_length
 from electra.method.objective import Objective
 from electra.model.heads import GeneratorHead
 
@@ -51,7 +51,8 @@ def count_parts(objective: Objective, length: int) -> list[Part]:
     Padding is counted like tokens. Recomputed activations and logits are counted once, the few
     products of states with states are not.
     """
-    chosen = max(1, round(objective.masking.config.mask_prob * length)) / length
+    config = objective.masking.config
+    chosen = count_slots(config.mask_prob, length, config.mode) / length
     shares = {"chosen": chosen, "all": 1.0, "followed": 1 - 1 / length, "first": 1 / length}
     parts = []
     for role, network in objective.networks.items():

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from electra.method.masking import Counts, Draw, Means, predict_chosen, predict_masked, replace
+from electra.method.masking import Counts, Draw, Means, predict_chosen, predict_masked
 from electra.method.objective import Network, Objective, Output, Parts, describe_generator, learns
 from electra.model.batch import Batch, count_real, find_real
 from electra.model.heads import NextSentenceHead
@@ -139,7 +139,7 @@ class ReplaceMLM(Objective):
         prediction, means = predict_masked(self.generator, self.masking, batch, draw, counts)
         if self.is_resting:
             return Output(prediction.loss, means)
-        corrupt_ids_BL = replace(batch.input_ids_BL, draw, prediction.sampled)
+        corrupt_ids_BL = self.masking.corrupt(batch.input_ids_BL, draw, prediction.sampled)
         is_replaced_BL = corrupt_ids_BL != batch.input_ids_BL
         loss, restore_means = self.restore(corrupt_ids_BL, batch, draw, counts)
         means["replaced_rate"] = is_replaced_BL.sum(), count_real(batch)

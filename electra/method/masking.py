@@ -159,8 +159,8 @@ def choose_positions_of_reference(
 ) -> tuple[Tensor, Tensor]:
     """Return k masked positions of each row, drawn uniformly with replacement.
 
-    Arguments and k are those of `choose_positions`; there is a uniform number for each slot. At
-    length 128, 19 slots hold 17.7 distinct positions on average.
+    Arguments are those of `choose_positions`; there is a uniform number for each slot, and k may
+    exceed the maskable positions. At length 128, 19 slots hold 17.7 distinct positions on average.
 
     Source: pretrain_helpers.mask.
     """
@@ -178,7 +178,7 @@ def choose_positions_of_reference(
 class Masking(nn.Module):
     """Chooses the masked positions and builds the masked and the corrupted rows.
 
-    Of the settings it reads mask_prob, mask_unit, shown_at_mask and mode.
+    Of the settings it reads objective, mask_prob, mask_unit, shown_at_mask and mode.
     """
 
     starts_word_V: Tensor

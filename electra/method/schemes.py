@@ -13,14 +13,7 @@ from typing import Literal, cast
 import torch
 import torch.nn.functional as F
 
-from electra.method.masking import (
-    Counts,
-    Draw,
-    measure_cloze,
-    predict_masked,
-    replace,
-    sample_chosen,
-)
+from electra.method.masking import Counts, Draw, measure_cloze, predict_masked, sample_chosen
 from electra.method.objective import Network, Output, Parts
 from electra.method.replaced_token_detection import ReplacedTokenDetection, measure_judgement
 from electra.model.batch import Batch
@@ -90,7 +83,7 @@ class Separate(ReplacedTokenDetection):
             return super().forward(batch, draw, counts)
         if half == "first":
             prediction, means = predict_masked(self.generator, self.masking, batch, draw, counts)
-            corrupt_ids_BL = replace(batch.input_ids_BL, draw, prediction.sampled)
+            corrupt_ids_BL = self.masking.corrupt(batch.input_ids_BL, draw, prediction.sampled)
             return Output(prediction.loss, means, corrupt_ids_BL=corrupt_ids_BL)
         assert half.corrupt_ids_BL is not None
         disc_loss, judgement = self.judge(half.corrupt_ids_BL, batch, draw, counts)
@@ -129,7 +122,7 @@ class Adversarial(ReplacedTokenDetection):
         masked = batch._replace(input_ids_BL=self.masking.mask(batch.input_ids_BL, draw))
         features_ME = generator.features(masked, draw.index_BS)
         prediction = sample_chosen(features_ME, generator.softmax, batch, draw, counts)
-        corrupt_ids_BL = replace(batch.input_ids_BL, draw, prediction.sampled)
+        corrupt_ids_BL = self.masking.corrupt(batch.input_ids_BL, draw, prediction.sampled)
         disc_loss, judgement = self.judge(corrupt_ids_BL, batch, draw, counts)
 
         reward_M = judgement.bce_BL.gather(1, draw.index_BS).flatten()

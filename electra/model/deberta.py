@@ -16,7 +16,6 @@ Source: He et al. 2020, "DeBERTa", section 3; He et al. 2021, "DeBERTaV3"; trans
 models/deberta_v2/modeling_deberta_v2.py.
 """
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -58,18 +57,19 @@ class RelativePositions(nn.Module):
         # Constants: another device's or runtime's logarithm may round to another bucket.
         rows_T = find_rows(config, config.max_position_embeddings)
         self.register_buffer("rows_T", rows_T, persistent=False)
+        self.rows = rows_T.tolist()  # a compiler reads numbers from a list alone
 
     def forward(self, sight: Sight) -> list[RelativePlaces]:
         """Return the places of each layer, the same for all."""
-        config, zero = self.config, len(self.rows_T) // 2
+        zero = len(self.rows) // 2
         rows_T = self.rows_T[zero - sight.length + 1 : zero + sight.length]
         table_RH = self.embeddings.weight
         if not torch.compiler.is_exporting():  # an exported graph is for rows of any length
-            first, last = find_ends(config, sight.length)
+            first, last = (self.rows[zero + way * (sight.length - 1)] for way in (-1, 1))
             table_RH, rows_T = table_RH[first : last + 1], rows_T - first
         mask = sight.make_mask(sight.find_forbidden())
         places = RelativePlaces(mask, self.norm(table_RH).to(sight.dtype), rows_T)
-        return [places] * config.num_hidden_layers
+        return [places] * self.config.num_hidden_layers
 
 
 def find_rows(config: EncoderConfig, length: int) -> Tensor:
@@ -86,13 +86,6 @@ def find_rows(config: EncoderConfig, length: int) -> Tensor:
     far_T = torch.ceil(share_T * (middle - 1)) + middle
     bucket_T = torch.where(distance_T.abs() <= middle, distance_T, distance_T.sign() * far_T)
     return (bucket_T.long() + num_buckets).clamp(0, 2 * num_buckets - 1)
-
-
-@lru_cache
-def find_ends(config: EncoderConfig, length: int) -> tuple[int, int]:
-    """Return the first and the last row of the table that rows of this length read."""
-    rows_T = find_rows(config, length)
-    return int(rows_T[0]), int(rows_T[-1])
 
 
 class DisentangledAttention(SelfAttention):
@@ -159,6 +152,6 @@ class DisentangledLayer(PostNormLayer):
 
         The queries and keys of the table, computed once for all rows of a pass, do not count.
         """
-        first, last = find_ends(self.config, length)
-        by_distance = 4 * self.output.out_features * (last - first + 1)
+        rows_T = find_rows(self.config, length)
+        by_distance = 4 * self.output.out_features * (rows_T[-1] - rows_T[0] + 1).item()
         return {**super().count_flops(length), "attention, scores by distance": by_distance}

@@ -71,6 +71,10 @@ class Encoder(nn.Module):
         compute_dtype: Dtype of activations and matrix products.
         recompute_activations: Whether layers in training keep only their input and compute the rest
             again in the backward pass, under the same dropout.
+
+    Attributes:
+        sees: Positions that a position attends to: all of them, itself and those before it, or
+            itself and those after it. Of a causal encoder, those before it.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class Encoder(nn.Module):
         self.config = config
         self.layer = layer or body.layer
         self.compute_dtype = compute_dtype
+        self.sees: Sees = "before" if config.causal else "all"
         self.recompute_activations = recompute_activations
         self.embeddings = body.embeddings(config) if embeddings is None else embeddings
         self.embeddings_project = (
@@ -113,7 +118,6 @@ class Encoder(nn.Module):
         attention_mask_BL: Tensor | None = None,
         token_type_ids_BL: Tensor | None = None,
         document_ids_BL: Tensor | None = None,
-        sees: Sees = "all",
     ) -> Tensor:
         """Return the hidden states (B, L, H) after the last layer, in `compute_dtype`.
 
@@ -125,19 +129,17 @@ class Encoder(nn.Module):
             token_type_ids_BL: Segment 0 or 1 of each token; None: all 0.
             document_ids_BL: Number of each token's document, 0 at padding; tokens attend within
                 their document. None: within the row.
-            sees: Positions that a position attends to: all of them, itself and those before it, or
-                itself and those after it. Of a causal encoder, those before it.
         """
         rows = input_ids_BL, attention_mask_BL, token_type_ids_BL, document_ids_BL
-        return self.fork((self,), *rows, sees=sees)[0]
+        return self.fork((self,), *rows)[0]
 
     def fork(
-        self, ends: tuple["Encoder", ...], ids_BL: Tensor, *rows: Tensor | None, sees: Sees = "all"
+        self, ends: tuple["Encoder", ...], ids_BL: Tensor, *rows: Tensor | None
     ) -> list[Tensor]:
         """Return `forward` of encoders that share all layers but the last, which are run once."""
         attention_mask_BL, types_BL, document_ids_BL = rows
         x_BLH, masks = self._begin(ids_BL, types_BL)
-        places = self.find_places(ids_BL, attention_mask_BL, document_ids_BL, sees)
+        places = self.find_places(ids_BL, attention_mask_BL, document_ids_BL)
         last = len(self.layers) - 1
         for number in range(last):
             x_BLH = self._run_layer(number, x_BLH, places[number], masks)
@@ -200,13 +202,11 @@ class Encoder(nn.Module):
         input_ids_BL: Tensor,
         attention_mask_BL: Tensor | None = None,
         document_ids_BL: Tensor | None = None,
-        sees: Sees = "all",
     ) -> Where:
         """Return what each layer needs to know of the positions; arguments as in `forward`."""
-        length, device = input_ids_BL.shape[1], input_ids_BL.device
-        sees = "before" if self.config.causal else sees
+        length, device, dtype = input_ids_BL.shape[1], input_ids_BL.device, self.compute_dtype
         found: Where = self.places(
-            Sight(length, device, self.compute_dtype, attention_mask_BL, document_ids_BL, sees)
+            Sight(length, device, dtype, attention_mask_BL, document_ids_BL, self.sees)
         )
         return found
 

@@ -29,6 +29,8 @@ SHARPNESS = 16.0
 """Expected score of the neighbour that a head looks at after `look_at_neighbours`, nats. The scores
 of other positions have mean 0 and a deviation of about 4 at heads of 64, so that a head favours its
 neighbour in half of all cases."""
+OFFSETS = {"all": (1, -1), "before": (1, 1), "after": (-1, -1)}
+"""From the tokens that heads look at, by turns, to the token itself, by what an encoder sees."""
 
 
 class _DrawNothing(TorchFunctionMode):
@@ -109,7 +111,7 @@ def look_at_neighbours(encoders: list[Encoder], std: float, rng: torch.Generator
     Position embeddings become random Fourier features sqrt(2) std [sin(w t), cos(w t)] of position
     t, with w uniform in [0, pi): nearly orthogonal to one another, of the token embeddings' own
     deviation, and moved by an offset through a rotation. The keys of a head are its queries rotated
-    by the offset, by turns one back and one ahead; where what is ahead is hidden, all look back.
+    by the offset, by turns one back and one ahead; of an encoder that sees one side, to that side.
     Value and output are an orthogonal matrix and its transpose, so that what is looked at is added
     as it is.
 
@@ -134,7 +136,7 @@ def look_at_neighbours(encoders: list[Encoder], std: float, rng: torch.Generator
             looks_DE = torch.randn(len(rows), size, generator=rng)
             looks_DE *= math.sqrt(2 * SHARPNESS / (size * math.sqrt(len(rows))))
             query_HH[rows] = looks_DE @ project_HE.T
-            offset = -1 if head % 2 and not encoder.config.causal else 1
+            offset = OFFSETS[encoder.sees][head % 2]
             key_HH[rows] = looks_DE @ _rotation(frequencies, offset) @ project_HE.T
         nn.init.orthogonal_(value_HH, generator=rng)
         attention.output.weight.copy_(2 * value_HH.T)

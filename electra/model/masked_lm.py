@@ -448,8 +448,8 @@ class TwoTowers(nn.Module):
 
     def __init__(self, before: Encoder, after: Encoder, head: GeneratorHead):
         super().__init__()
-        self.before = before
-        self.after = after
+        self.before, self.after = before, after
+        before.sees, after.sees = "before", "after"
         self.head = head
 
     @property
@@ -459,8 +459,7 @@ class TwoTowers(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the features (B, L, E) that the softmax reads."""
-        before_BLH = self.before(*batch.inputs, sees="before")
-        after_BLH = self.after(*batch.inputs, sees="after")
+        before_BLH, after_BLH = self.before(*batch.inputs), self.after(*batch.inputs)
         earlier_BKH, later_BKH = before_BLH[:, :-1], after_BLH[:, 1:]
         numbers_BL = batch.document_ids_BL  # 0 at padding
         if numbers_BL is None:

@@ -77,7 +77,7 @@ def fit_to_start(
     generator, origin = _fit_generator(config, model, start, given)
     if generator.warmup_steps is None:
         can_rest = config.method.scheme != "two_stage" and config.method.sharing != "all"
-        is_made = origin in MADE and can_rest
+        is_made = origin in MADE and can_rest and not generator.shared_layers
         steps = config.train.steps // WARMUP_SHARE if is_made else 0
         generator = dataclasses.replace(generator, warmup_steps=steps)
     train = dataclasses.replace(config.train, initial_weights="bert")

@@ -109,7 +109,7 @@ def pretrain(
         )
         start = read_pretrained(Path(train.init_from)) if train.init_from else None
         if start:
-            config = fit_to_start(config, start)
+            config = fit_to_start(config, start, {"model.causal"})
             require_vocabulary(start, shards)
         require_schedule(config)
         config = fit_to_shards(config, shards)
@@ -165,9 +165,9 @@ def _prepare(train: TrainConfig) -> Machine:
         import_tracker(train.tracker)
     if train.sharding != "none" and machine.num_ranks == 1:
         warnings.warn("train.sharding divides nothing with one process", stacklevel=2)
-    compiles = machine.device.type == "cuda" or train.compile == "yes"
+    may_compile = machine.device.type == "cuda" and train.compile == "auto"
     for name in ("autotune", "dependent_launch"):
-        if getattr(train, name) and not compiles:
+        if getattr(train, name) and not (may_compile or train.compile == "yes"):
             warnings.warn(f"train.{name} is not read without a compiler", stacklevel=2)
     return machine
 
@@ -452,10 +452,12 @@ class Session:
         most_bad = self.window.most_bad
         if most_bad >= MAX_IN_A_ROW:
             self.save(is_last=True)
+            what = "discriminator" if self.step.config.train.updates == "apart" else "weights"
             raise UserError(
                 f"{most_bad} steps in a row before step {done} had no finite loss and gradient; "
-                "none of them changed the weights, which are saved: lower optimizer.learning_rate, "
-                f"or set train.precision=float32; the rows are in {self.run / 'skipped'}"
+                f"none of them changed the {what}; the run is saved: lower "
+                "optimizer.learning_rate, or set train.precision=float32; the rows are in "
+                f"{self.run / 'skipped'}"
             )
 
     def save(self, *, is_last: bool) -> None:

@@ -60,9 +60,9 @@ def require_memory(model: Objective, config: PretrainConfig, machine: Machine) -
         return
     room = int((free - fixed) // a_row) if fixed <= free else 0
     advice = "choose a smaller model, or a shorter examples.sequence_length"
-    if room > 0 and config.method.contrasts:
+    if room > 1 and config.method.contrasts:
         advice = f"set train.batch_size={room}, or method.contrast_weight=0"
-    elif room > 0:
+    elif room > 0 and not config.method.contrasts:
         enough = range(-(-num_rows // room), num_rows + 1)
         fits = (each for each in enough if machine.num_ranks == 1 or num_rows % each == 0)
         advice = f"set train.accumulation={next(fits)}"

@@ -122,6 +122,7 @@ def build_model(
     init_weights(model.kept, std, rng)
     if config.method.mode == "reference":
         draw_glorot(model, others)
+        draw_glorot(model.kept, rng)
     if train.initial_weights != "bert":
         by_embeddings: dict[Embeddings | TokenEmbeddings, dict[nn.Module, Encoder]] = {}
         for part in (model.kept, *model.modules()):
