@@ -711,7 +711,7 @@ REFERENCE = "method.mode=reference optimizer.matrices=adamw"
         ("method.objective=electric generator.disallow_correct=true", "it needs the softmax"),
         (
             "method.scheme=two_stage method.sharing=none model.architecture=modernbert "
-            "model.embedding_size=128 generator.hidden_fraction=0.5",
+            "model.embedding_size=128 generator.hidden_fraction=0.5 train.initial_weights=bert",
             "be 1 for method.sharing none, method.scheme two_stage, in architecture modernbert",
         ),
         (
