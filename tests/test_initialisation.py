@@ -67,19 +67,22 @@ def attention_of_first_layer(encoder, ids):
     return (query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5).softmax(dim=-1)
 
 
-@pytest.mark.parametrize(("embedding_size", "causal"), [(128, False), (64, False), (64, True)])
-def test_heads_look_at_the_tokens_beside(embedding_size, causal):
+@pytest.mark.parametrize(
+    ("embedding_size", "sees", "offsets"),
+    [(128, "all", (-1, 1)), (64, "all", (-1, 1)), (64, "before", (-1, -1)), (64, "after", (1, 1))],
+)
+def test_heads_look_at_the_tokens_beside(embedding_size, sees, offsets):
     """A head's favourite position is its neighbour in over four of ten cases; chance: 1 in 64."""
     config = PRESETS["tiny"].model
-    config = dataclasses.replace(config, embedding_size=embedding_size, causal=causal)
-    encoder = Encoder(config)
+    encoder = Encoder(dataclasses.replace(config, embedding_size=embedding_size))
+    encoder.sees = sees
     rng = torch.Generator().manual_seed(1)
     init_weights(encoder, 0.02, rng)
     look_at_neighbours([encoder], 0.02, rng)
     ids = torch.randint(5, 30_000, (4, 64), generator=rng)
     probs = attention_of_first_layer(encoder, ids)
     place = torch.arange(64)
-    for head, offset in ((0, -1), (1, -1 if causal else 1)):
+    for head, offset in enumerate(offsets):
         inside = (place + offset >= 0) & (place + offset < 64)
         favourite = probs[:, head].argmax(dim=-1)[:, inside]
         assert (favourite == (place + offset)[inside]).float().mean() > 0.4
