@@ -560,7 +560,7 @@ class TrainConfig(Settings):
     """Number of newest checkpoints to keep; older checkpoints are removed."""
     keep_every: Annotated[int, AtLeast(0)] = 0
     """Every keep_every-th checkpoint is kept as well: those at multiples of keep_every * save_every
-    steps, also of those before a change of either. 0: none."""
+    steps. 0: none."""
     tracker: Literal["none", "wandb", "trackio"] = "none"
     """Where the records of metrics.jsonl and the settings go as well: to Weights & Biases, or to
     trackio. The project is electra, unless WANDB_PROJECT or TRACKIO_PROJECT names another. A run
@@ -883,7 +883,7 @@ class OwnTaskConfig(Settings):
     .tsv."""
     metric: Literal["accuracy", "f1", "mcc", "spearman", "pearson"] | None = None
     """Headline metric. Unset: the first metric of the kind in OWN_METRICS. All metrics of the kind
-    are reported."""
+    are reported. f1: of two labels that of the last in the alphabet, else the mean over labels."""
 
     section = "own."
     needs = (
@@ -897,6 +897,8 @@ class OwnTaskConfig(Settings):
         if self.metric:
             require_choice(f"own.metric of a {self.kind}", self.metric, OWN_METRICS[self.kind])
         self.must("name", self.name.isprintable() and self.name != "", "be printable, not empty")
+        is_apart = self.label not in (self.text, self.text_b)
+        self.must("label", is_apart, "be another column than the texts")
         is_character = len(self.between) <= 1 and self.between not in ('"', "\r", "\n")
         self.must("separator", is_character, "be one character, not a quotation mark")
 

@@ -1,6 +1,7 @@
 """A search over settings: combinations, their folders, resuming, refusals, and the verb."""
 
 import json
+import shutil
 import statistics
 
 import pytest
@@ -46,7 +47,8 @@ def test_the_best_by_the_median_on_dev_comes_first_and_dev_is_named(found):
     assert [each["median"] for each in results["combinations"]] == [medians[n] for n in ranked]
     assert results["best"] == ranked[0]
     assert medians[ranked[0]] > medians[ranked[-1]]
-    assert results["notes"] == [CHOSEN_ON_DEV]
+    assert results["notes"][-1] == CHOSEN_ON_DEV
+    assert results["notes"][0].startswith("longer than rows of 32 tokens, and cut: 8 of 160 in tr")
     assert (results["metric"], results["num_seeds"]) == ("accuracy", 2)
     table = tabulate(results)
     assert table.headers[:3] == ["learning_rate", "epochs", "accuracy, median on dev"]
@@ -68,8 +70,8 @@ def test_a_value_may_hold_an_equals_sign():
 
 
 def test_what_is_finished_is_not_repeated(found, start, toy_question, tmp_path):
-    def begin(grid=GRID, seeds=2, progress=ignore):
-        combinations = combine(CONFIG, [], grid)
+    def begin(grid=GRID, seeds=2, progress=ignore, threads=1):
+        combinations = combine(CONFIG, [f"threads={threads}"], grid)
         return search(start, "own", toy_question, out, combinations, seeds=seeds, progress=progress)
 
     out = tmp_path / "out"
@@ -77,7 +79,8 @@ def test_what_is_finished_is_not_repeated(found, start, toy_question, tmp_path):
         begin(progress=cut_at(part="dev", combination=NAMES[2], seed=1))
     assert not out.exists()
     refuse("out.incomplete was begun with another grid; remove it", lambda: begin(GRID[:1]))
-    refuse("out.incomplete was begun with another seeds; remove it", lambda: begin(seeds=3))
+    other = "out.incomplete was begun with another seeds; remove it"  # and not with another grid
+    refuse(other, lambda: begin(seeds=3, threads=2))
     seen = []
     results = begin(progress=seen.append)
     trained = [(r["combination"], r["seed"], r["run"]) for r in seen if r["part"] == "dev"]
@@ -85,6 +88,13 @@ def test_what_is_finished_is_not_repeated(found, start, toy_question, tmp_path):
     whole, _ = found
     for one, two in zip(results["combinations"], whole["combinations"], strict=True):
         assert (one["combination"], one["median"]) == (two["combination"], two["median"])
+
+
+def test_scores_on_two_dev_sets_are_not_compared(start, toy_question, tmp_path):
+    data = shutil.copytree(toy_question, tmp_path / "data", ignore=shutil.ignore_patterns("dev*"))
+    combinations = combine(CONFIG, [], ["dev_fraction=0.1,0.3"])
+    where = start, "own", data, tmp_path / "out", combinations
+    refuse("need one dev set, not two", lambda: search(*where, seeds=1, progress=ignore))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from refusals import refuse
 
 from electra.config import ExamplesConfig, PrepareConfig, TokenizerConfig
 from electra.pretraining.loop import pretrain
-from electra.shards import store
+from electra.shards import cleaning, store
 from electra.shards.examples import MIXED_ROWS, Examples
 from electra.shards.pieces import list_pieces
 from electra.shards.prepare import prepare
@@ -25,6 +25,7 @@ from electra.shards.store import open_shards
 from electra.text import documents
 from electra.text.documents import Reader, close_last
 from electra.tokenizing.tokenizer import Tokenizer
+from electra.tokenizing.words import TokenBatch
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
 
@@ -202,6 +203,15 @@ def test_duplicates_are_counted_and_on_request_dropped(tokenizer, tmp_path):
     assert manifest["dropped"] == {"duplicate": 10, "near duplicate": 8}
     assert Counter(each["reason"] for each in dropped) == manifest["dropped"]
     assert kept == sorted(texts)
+    nothing = (prepare_texts, *given, "nothing")
+    refuse("only white space or what is dropped", *nothing, duplicates="near", min_chars=10_000)
+
+
+def test_a_run_of_tokens_has_the_same_hash_wherever_it_stands():
+    words = np.arange(7, dtype=np.uint16)
+    batch = TokenBatch(np.tile(words, 3), np.full(3, 7), np.full(3, 7))
+    hashes, _ = cleaning._hash_runs(batch, 5, whole=False)
+    assert len({tuple(each) for each in hashes.reshape(3, 7)}) == 1
 
 
 def test_filters_say_what_they_drop(tokenizer, tmp_path):

@@ -3,6 +3,7 @@ import json
 import re
 import shutil
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from refusals import refuse
@@ -633,7 +634,8 @@ def test_finetunings_alone_have_a_page_and_tables(tmp_path):
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path):
-    starts = {"a": "a/run", "b": "b/run", "c": "a/run", "d": "x/checkpoints/step-00000040"}
+    starts = {"a": "a/run", "b": "b/run", "c": str(Path("a/run").absolute())}
+    starts["d"] = "x/checkpoints/step-00000040"
     starts["e"] = "x/checkpoints/mine"  # no checkpoint of ours
     folders = []
     for name, start in starts.items():

@@ -50,6 +50,7 @@ from electra.reproduce.records import (
     compare_further,
     estimate,
     estimate_gain,
+    find_known,
     keep_scores,
     read_all_records,
 )
@@ -512,6 +513,16 @@ def test_a_fine_tuning_that_is_finished_meanwhile_is_met_by_its_new_name(tmp_pat
     assert next(found) == unfinished
     finished = unfinished.rename(unfinished.with_suffix(""))
     assert [*found] == [finished]
+
+
+def test_results_of_other_shards_are_not_overwritten_even_if_they_lack_a_task(
+    toy_suite, toy_shards, tmp_path
+):
+    suite = read_suite(toy_suite)
+    plan = make_plan(suite, open_shards(toy_shards))
+    record = {"run": plan.runs[0].name, "scores": {}, "shards": "other"}
+    (tmp_path / "results.json").write_text(json.dumps({"suite": {}, "records": [record]}))
+    refuse("is of other shards; choose another folder", find_known, tmp_path, [], suite, plan, {})
 
 
 def test_files_of_others_are_not_overwritten(refusal, tmp_path):

@@ -406,10 +406,16 @@ def test_shares_of_tasks_give_the_same_bytes(tokenizer, make, text_file, tmp_pat
         UserError, match=r"[\d]+ of [\d]+ pieces are missing .*: 0, 1, 2, .*--finish"
     ):
         finish(*arguments)
+    tasks = tmp_path / "out.incomplete/tasks"
+    for left, age in ((tasks / "0.old.incomplete", 1e6), (tasks / "0.new.incomplete", 0)):
+        left.mkdir(parents=True)  # by a process that was killed, and by one that is at work
+        os.utime(left, (time.time() - age,) * 2)
     done = [prepare_share(*arguments, (number, 4)) for number in (3, 1, 0)]
+    assert [path.name for path in tasks.glob("*.incomplete")] == ["0.new.incomplete"]
+    left.rmdir()
     refuse("pieces are missing", lambda: finish(*arguments))
     done.append(prepare_share(*arguments, (2, 4)))
-    assert len(list((tmp_path / "out.incomplete/tasks").iterdir())) == sum(done) > 8
+    assert len(list(tasks.iterdir())) == sum(done) > 8
     finish(*arguments)
     assert read_files(tmp_path / "out") == make("clean", task_bytes=3000)
     for name in ("begun.incomplete/plan.json.5f", "taken.incomplete/text"):

@@ -737,6 +737,24 @@ def weather(tmp_path):
     return write_files(tmp_path, {"weather.toml": TASK})
 
 
+def test_empty_cells_are_a_row_and_a_field_may_come_later(tmp_path):
+    write_files(tmp_path, {"a.tsv": "text\tlabel\n\t\n\nb\t1\n"})
+    rows = [{"text": "", "label": ""}, {"text": "b", "label": "1"}]
+    assert read_table(tmp_path / "a.tsv").rows == rows
+    write_files(tmp_path, {"a.jsonl": '{"text": "a"}\n{"text": "b", "label": "x"}\n'})
+    table = read_table(tmp_path / "a.jsonl")
+    assert table.columns == ("text", "label")
+    refuse("a.jsonl line 1: no 'label'", table.column, "label")
+
+
+def test_a_tagging_task_has_columns_where_files_have_them_and_a_name_of_its_own(tmp_path):
+    row = '{"tokens": ["A", "boat"], "tags": ["O", "B-X"]}\n'
+    write_files(tmp_path / "mrpc", {"train.jsonl": row * 2, "dev.jsonl": row})
+    refuse("the folder 'mrpc' is the name of another task", read, "tagging", tmp_path / "mrpc")
+    columns = "tagging.word_column=3"
+    refuse("are for files with columns", read, "tagging", tmp_path / "mrpc", columns)
+
+
 def test_a_file_says_what_the_settings_would(weather):
     task = read(str(weather / "weather.toml"), weather / "data")
     settings = [f"own.{line}".replace('"', "").replace(" = ", "=") for line in TASK.splitlines()]
@@ -756,6 +774,8 @@ def test_a_file_says_what_the_settings_would(weather):
         ('[own]\nkind = "choice"', [], "weather.toml: unknown field 'own' in 'own.kind'"),
         ('kind = "choice"', [], "weather.toml: own."),
         ('name = "swag"', [], "own.name 'swag' is the name of another task"),
+        ('train = "dev.csv"', [], "dev.csv is of two splits; each has its own file"),
+        ('text = "x"\nlabel = "x"', [], "own.label must be another column than the texts"),
         (TASK, ["own.text=id"], "own.text is for the task 'own'"),
         (TASK, ["own.name=x"], "own.name is for the task 'own'"),
         (None, [], "weather.toml: No such file"),

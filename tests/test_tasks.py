@@ -104,7 +104,7 @@ def test_scores_by_hand():
     metrics = {"f1": (2 / 3 + 1 / 2 + 0) / 3, "accuracy": 0.5}  # of several labels the mean
     assert score(metrics, [0, 0, 1, 2], [0, 1, 1, 1], 3) == pytest.approx(metrics)
     # the third of three labels is answered once, and is nobody's label
-    assert score(["f1"], [0, 1, 1, 0], [0, 1, 2, 0], 3) == pytest.approx({"f1": (1 + 2 / 3) / 2})
+    assert score(["f1"], [0, 1, 1, 0], [0, 1, 2, 0], 3) == pytest.approx({"f1": (1 + 2 / 3) / 3})
     metrics = {"pearson": 0.9, "spearman": 0.9**0.5}  # equal values have the mean of their ranks
     assert score(metrics, [0, 1, 1, 2], [0, 1, 2, 9]) == pytest.approx(metrics)
 

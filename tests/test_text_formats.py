@@ -7,6 +7,7 @@ import io
 import json
 import lzma
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from electra.shards.prepare import prepare
 from electra.shards.store import open_shards
 from electra.text.documents import Reader
 from electra.text.sources import find_sources, name_first
-from electra.text.streams import detect
+from electra.text.streams import detect, locate
 from electra.tokenizing.tokenizer import Tokenizer
 
 ROWS = [("1", 'said "no", twice'), ("2", "two\nlines"), ("3", "naïve 中文")]
@@ -272,7 +273,9 @@ def test_urls(tmp_path):
             memory.pipe(f"/vocabulary/{file.name}", file.read_bytes())
         assert Tokenizer.load("memory://vocabulary").digest == Tokenizer.load(tmp_path / "t").digest
         (tmp_path / "a.txt").write_text("on disk")
-        assert read(f"file://{tmp_path}/a.txt")[0] == [["on disk"]]
+        url = f"file://{tmp_path}/a.txt"
+        assert read(url)[0] == [["on disk"]]
+        assert locate(Path(url)).read_text() == "on disk"  # in which two slashes are missing
     finally:
         memory.rm("/corpus", recursive=True)
         memory.rm("/vocabulary", recursive=True)

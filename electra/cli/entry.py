@@ -88,6 +88,8 @@ def main(tokens: Sequence[str] | None = None) -> None:
     if tokens is None:  # this process is the command
         for number in stop_signals():  # SIGINT too, which a job that a script starts ignores
             signal.signal(number, signal.default_int_handler)
+        if hasattr(signal, "SIGUSR1"):  # asks a run to save, also one that only begins
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         _open_streams()
     try:
         status = _run(sys.argv[1:] if tokens is None else tokens)

@@ -82,8 +82,8 @@ def pretrain(
     if resume is not None:
         require(
             not given and config is None and preset is None and recipe is None,
-            "--resume keeps the run's settings; leave out --set, --config, --preset, --recipe and "
-            "--init-from",
+            "--resume keeps the run's settings; leave out --set, --config, --preset, --recipe, "
+            "--init-from and --also-evaluate",
         )
         job = _find_resumed(resume, out, cooldown)
     else:

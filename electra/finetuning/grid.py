@@ -70,10 +70,13 @@ def search(
     """
     refuse_existing(out)
     require_seeds(seeds)
-    pretrained, headlines = read_model(start), set()
+    pretrained, dev = read_model(start), None
+    headlines = set()
     for config in combinations.values():
         job = read_job(pretrained, task, data, config, from_scratch=from_scratch)
         headlines.add(job.task.family.headline)
+        dev = dev or job.task.examples["dev"]
+        require(job.task.examples["dev"] == dev, "grid: its combinations need one dev set, not two")
     require(
         len(headlines) == 1,
         f"grid: scores of one metric can be compared, not of {' and '.join(sorted(headlines))}",
@@ -101,17 +104,17 @@ def search(
 
                 train_seeds(job, start, folder / name, alone, seeds, tell)
         wait_for_all(machine)
-        results = _compare(folder, list(combinations), job.task.notes)
+        results = _compare(folder, list(combinations))
         if machine.rank == 0:
             write_json(folder / "results.json", results)
         return results
 
 
-def _compare(folder: Path, names: Sequence[str], notes: Sequence[str]) -> dict[str, Any]:
+def _compare(folder: Path, names: Sequence[str]) -> dict[str, Any]:
     """Return the scores of the combinations, best first; equal scores keep their order."""
     of_all = ("task", "metric", "start", "source", "from_scratch", "device")
     of_each = ("median", "std", "with_replacements", "num_degenerate", "commit")
-    keys = (*of_all, *of_each, "seeds")
+    keys = (*of_all, *of_each, "notes", "seeds")
     found = [
         {"combination": name, **read_results(folder / name / "results.json", keys, "run it again")}
         for name in names
@@ -122,7 +125,7 @@ def _compare(folder: Path, names: Sequence[str], notes: Sequence[str]) -> dict[s
         **{key: best[key] for key in (*of_all, *of_each)},
         "num_seeds": len(best["seeds"]),
         "best": best["combination"],
-        "notes": [*notes, CHOSEN_ON_DEV],
+        "notes": [*best["notes"], CHOSEN_ON_DEV],
         "combinations": [{key: each[key] for key in ("combination", *of_each)} for each in found],
     }
 

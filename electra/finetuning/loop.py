@@ -5,6 +5,7 @@ only on data, settings and seed. A seed is the unit of work: an interrupted comm
 again continues with the seeds that are not finished.
 """
 
+import dataclasses
 import math
 import time
 from collections import deque
@@ -25,6 +26,7 @@ from electra.finetuning.network import build_network, keep_tokens, restore_token
 from electra.finetuning.results import (
     SeedRun,
     begin_shared_folder,
+    describe_cuts,
     describe_job,
     finite,
     read_seed,
@@ -109,7 +111,9 @@ def train_seeds(
         for seed in range(machine.rank, seeds, machine.num_ranks):
             train_until_it_learns(folder, job, rows, machine, seed, progress)
         wait_for_all(machine)
-        results = {**facts, **summarise(folder, job.task, seeds)}
+        cuts = describe_cuts(rows.splits, job.config.sequence_length)
+        task = dataclasses.replace(job.task, notes=(*job.task.notes, *cuts))
+        results = {**facts, **summarise(folder, task, seeds)}
         if machine.rank == 0:
             write_json(folder / "results.json", results)
         return results

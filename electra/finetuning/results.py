@@ -4,7 +4,7 @@ import json
 import math
 import shutil
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -106,7 +106,7 @@ def _begin_folder(
 
 def _by_content(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings without folders' names and threads, with the defaults of what came later."""
-    kept = {name: each for name, each in settings.items() if name not in ("start", "config")}
+    kept = {name: settings[name] for name in settings.keys() - {"start", "config", "grid"}}
     configs = settings.get("grid", {"": settings.get("config", {})})
     read = {name: from_dict(FinetuneConfig, each) for name, each in configs.items()}
     what = {name: replace(each, threads=0) for name, each in read.items()}
@@ -189,6 +189,14 @@ def describe_job(job: Job, rows: TaskRows, start: Path, machine: Machine) -> dic
         "config": to_dict(job.config),
         "device": machine.name,
     }
+
+
+def describe_cuts(splits: Mapping[str, Rows], length: int) -> list[str]:
+    """Return a note of how many examples of each split are longer than the rows, if any are."""
+    cut = {split: rows for split, rows in splits.items() if rows.num_cut}
+    counts = (f"{rows.num_cut:,} of {len(rows):,} in {split}" for split, rows in cut.items())
+    told = f"longer than rows of {length} tokens, and cut: {', '.join(counts)} (sequence_length)"
+    return [told] if cut else []
 
 
 def read_results(path: Path, keys: Iterable[str], advice: str) -> dict[str, Any]:

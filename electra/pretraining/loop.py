@@ -62,7 +62,14 @@ from electra.settings import to_dict
 from electra.shards.examples import Examples
 from electra.shards.store import Shards, fetch_shards, open_shards
 from electra.tokenizing.tokenizer import Tokenizer
-from electra.training.distributed import any_rank, from_rank_0, gathered, joined, spread
+from electra.training.distributed import (
+    any_rank,
+    from_rank_0,
+    gathered,
+    joined,
+    spread,
+    wait_for_all,
+)
 from electra.training.machine import Machine, prepare_machine
 from electra.training.optimizer import learning_rate_at
 
@@ -112,11 +119,12 @@ def pretrain(
             config = fit_to_start(config, start, {"model.causal"})
             require_vocabulary(start, shards)
         require_schedule(config)
-        config = fit_to_shards(config, shards)
+        config = from_rank_0(fit_to_shards(config, shards))  # a machine may have other settings
         domains = _open_domains(shards, config, machine, show)
         model = _build(config, shards, machine, run, start, show)
         require_memory(model, config, machine)
         step = prepare_step(model, config, machine)
+        wait_for_all(machine)  # one of them may lack memory
         with _writing(run):
             if machine.rank == 0:
                 _create(run, shards, domains, step, start)
@@ -206,9 +214,9 @@ def _resume(
         domains = _open_domains(shards, config, machine, show)
         if machine.rank == 0:
             _keep_sources(run, shards, domains, machine)
-        step = prepare_step(
-            _build(config, shards, machine, run, start, show), config, machine, ranking
-        )
+        model = _build(config, shards, machine, run, start, show)
+        require_memory(model, config, machine)
+        step = prepare_step(model, config, machine, ranking)
         if changed and machine.rank == 0:
             names = ", ".join(f"{name} {words}" for name, words in changed.items())
             warnings.warn(f"{run} goes on with other settings: {names}", stacklevel=2)

@@ -40,6 +40,8 @@ WINDOW = 4
 """Largest distance of two tokens that co-occur. A pair at distance d counts 1 / d."""
 MAX_TOKENS = 1 << 22
 """Most tokens that are counted, from the beginning of each shard in equal parts."""
+COUNTED_TOKENS = 1 << 22
+"""Tokens of a shard that are counted at a time, for which they become int64."""
 SMOOTHING = 0.75
 ITERATIONS = 4
 """Products with the matrix that turn a random basis towards its leading eigenvectors."""
@@ -148,7 +150,9 @@ def count_tokens(shards: Shards) -> Tensor:
     """Return the number of occurrences of each token (V) in the train part, plus 1."""
     counts = np.ones(shards.tokenizer.vocab_size)
     for shard in shards.train:
-        counts += np.bincount(shard.tokens, minlength=len(counts))
+        for start in range(0, len(shard.tokens), COUNTED_TOKENS):
+            part = shard.tokens[start : start + COUNTED_TOKENS]
+            counts += np.bincount(part, minlength=len(counts))
     return torch.from_numpy(counts)
 
 

@@ -69,7 +69,7 @@ class Step:
         self.number = 0
         self.captured, self.compiled = captured, False
         self.is_torn = False
-        """Whether the first half of a step is done and the second is not."""
+        """Whether a step is half done, or other processes go on: it cannot be computed again."""
         self.prepares = False
         """Whether the last step also compiled or captured, and so took longer than others."""
 
@@ -113,12 +113,14 @@ class Step:
         """Compute the step after `begin`; the batch is on the device."""
         draw, counts = self.choose(batch, self.model.masking.draw_uniform(batch, self.rng))
         if self.first_guard is None or self.model.is_resting:
-            return self._update(batch, draw, counts)
-        first = self._update(batch, draw, counts, "first")
-        self.is_torn = True
-        second = self._update(batch, draw, counts, first)
+            outcome = self._update(batch, draw, counts)
+        else:
+            first = self._update(batch, draw, counts, "first")
+            self.is_torn = True
+            second = self._update(batch, draw, counts, first)
+            outcome = second._replace(grad_norm=torch.hypot(first.grad_norm, second.grad_norm))
         self.is_torn = False
-        return second._replace(grad_norm=torch.hypot(first.grad_norm, second.grad_norm))
+        return outcome
 
     def _update(
         self,
@@ -145,6 +147,7 @@ class Step:
         gradients = [each.grad for each in model.parameters() if each.grad is not None]
         # A divided model has summed its gradients in the backward pass.
         sum_over_ranks([loss] if is_sharded(model) else [loss, *gradients])
+        self.is_torn |= self.machine.num_ranks > 1
         grad_norm = whole(nn.utils.get_total_norm(gradients, foreach=True))
         verdict = self.judge(self.first_guard if half == "first" else self.guard, loss, grad_norm)
         if isinstance(half, Outcome):

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from electra.processes import follow_parent, usable_cores
+from electra.text.streams import replace_surrogates
 
 STANDARD_LIBRARY = "python"
 """Package name of the standard library's docstrings."""
@@ -124,7 +125,7 @@ def _read_module(path: Path, package: str, module: str) -> list[Docstring]:
     return [
         Docstring(package, module, name, text)
         for name, raw in _find_strings(tree, "")
-        if is_english(text := clean_docstring(raw))
+        if is_english(text := clean_docstring(replace_surrogates(raw)))
     ]
 
 

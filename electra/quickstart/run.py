@@ -367,7 +367,8 @@ def _plan_comparisons(
         )
         words = ["--task", task, "--data", data, "--out", place, "--seeds", config.seeds]
         words += ["--grid", grid, *(["--from-scratch"] if from_scratch else [])]
-        changed = set_words(finetune_preset(settings.model), finetune)
+        preset = dataclasses.replace(finetune_preset(settings.model), reseeds=0)  # that of a grid
+        changed = set_words(preset, finetune)
         print_step(command("finetune", out / "run", *words, *changed))
     return comparisons, num_workers
 

@@ -31,7 +31,7 @@ SHOWN_CHARS, SHOWN_TOKENS = 24, 12
 COUNTED = ("shards", "tokens", "documents", "lines")
 Sections = dict[str, Table | list[str]]
 """What is printed under each headline; the first has none."""
-SAMPLED_DOCUMENTS = 2000
+SAMPLED_DOCUMENTS, SAMPLED_TOKENS = 2000, 2000
 """Documents of each part whose scripts are counted, at equal distances."""
 
 DIGITS, SIGNS = "digits", "signs"
@@ -228,7 +228,7 @@ def report_shards(shards: Shards, progress: Tell = silent) -> dict[str, Any]:
     Returns:
         "parts": for train and heldout the numbers of tokens, lines, documents and shards, the
         lengths of lines and documents in tokens (least, quartiles, greatest), the share of unknown
-        tokens, and the share of each script in the letters of SAMPLED_DOCUMENTS.
+        tokens, and the share of each script in the letters of the beginnings of SAMPLED_DOCUMENTS.
         "samples": the beginnings of documents of train, decoded.
         "row": the first row of pre-training: its tokens, segments and masked positions.
     """
@@ -328,7 +328,7 @@ def _read_document(part: Sequence[Shard], number: int) -> list[int]:
         if number < len(shard.documents):
             start = int(shard.documents[number])
             stop = int(shard.documents[number + 1]) if number + 1 < len(shard.documents) else None
-            return shard.tokens[start:stop][:SAMPLED_DOCUMENTS].tolist()
+            return shard.tokens[start:stop][:SAMPLED_TOKENS].tolist()
         number -= len(shard.documents)
     raise IndexError(number)
 

@@ -154,7 +154,7 @@ def _list_tasks(finetunings: Sequence[Finetuning], *, is_one: bool) -> list[dict
         seeds = count_seeds(known)
         note = f"{metric}, {seeds} seed{'' if seeds == '1' else 's'}"
         if failed := sum(each.num_degenerate for each in known):
-            note += f"; {failed} of the runs collapsed to a single answer for all examples"
+            note += f"; {failed} of the runs collapsed, no better than a constant answer"
         tasks.append({"name": task if is_one else f"{task}, {encoder}", "note": note, "bars": bars})
     return tasks
 

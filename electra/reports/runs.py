@@ -88,7 +88,7 @@ class Finetuning:
     replaced_median: float | None
     """Median with the replacements of collapsed seeds; None if no seed was replaced."""
     num_degenerate: int
-    """Seeds that collapsed to a single answer for all examples."""
+    """Seeds that collapsed: they are no better than a constant answer."""
     commit: str | None
     device: str | None
     scores: Mapping[str, tuple[float, ...]]
@@ -151,10 +151,12 @@ def read_folders(folders: Sequence[Path]) -> Found:
             finetunings.append(read_finetuning(folder / "results.json"))
         else:
             models.append(_read_model(folder))
-    shared = Counter(each.encoder for each in {each.start: each for each in finetunings}.values())
+    places = [Path(each.start).absolute() for each in finetunings]  # spelled in several ways
+    first = dict(reversed([*zip(places, finetunings, strict=True)]))
+    shared = Counter(each.encoder for each in first.values())
     named = [
-        replace(each, encoder=each.start) if shared[each.encoder] > 1 else each
-        for each in finetunings
+        replace(each, encoder=first[place].start) if shared[each.encoder] > 1 else each
+        for place, each in zip(places, finetunings, strict=True)
     ]
     return Found(read_runs(runs), named, models)
 

@@ -44,7 +44,9 @@ def find_known(
     for folder in (*earlier, out):
         for record in read_written(out) if folder == out else read_all_records(folder):
             run = planned.get(record["run"])
-            if run is None or not set(suite.tasks) <= set(record["scores"]):
+            scores = record["scores"]
+            has_all = set(suite.tasks) <= set(scores)
+            if run is None or not (has_all or folder == out):
                 continue
             try:
                 name = f"{folder / 'results.json'}: {record['run']}"
@@ -52,6 +54,8 @@ def find_known(
                     raise UserError(f"{name} is of other shards; choose another folder")
                 require_same(name, _config(record), run.config)
                 for task, settings in suite.finetune_settings_of(run.row).items():
+                    if task not in scores:
+                        continue
                     require(
                         record["finetune"][task] == settings,
                         f"{name} was fine-tuned on {task} with "
@@ -68,8 +72,8 @@ def find_known(
                     raise
                 reasons.append(str(error).partition(";")[0])
                 continue
-            # Another suite may write the row's name with other capitals.
-            known[record["run"]] = record | {"row": run.row.name}
+            if has_all:  # another suite may write the row's name with other capitals
+                known[record["run"]] = record | {"row": run.row.name}
     return known, reasons
 
 

@@ -119,10 +119,10 @@ def describe(suite: Suite, cells: Sequence[Cell], num_done: int, num_runs: int) 
     """Return what the paper says, what was compared, and which of its orderings hold here."""
     tasks = count_of(len(suite.tasks), "task")
     here = (
-        f"Here: recipe {suite.recipe}; all rows have the same budget, in {UNITS[suite.equal]}. A "
-        f"score is the mean of {tasks} on dev, in points, with the 95% interval over "
-        "pre-training seeds. Gains are paired by seed, and their intervals pool the noise of the "
-        "rows. "
+        f"Here: recipe {suite.recipe}; rows that are compared have the same budget, in "
+        f"{UNITS[suite.equal]}. A score is the mean of {tasks} on dev, in points, with the 95% "
+        "interval over pre-training seeds. Gains are paired by seed, and their intervals pool the "
+        "noise of the rows. "
         f"{num_done} of {num_runs} runs are finished."
     )
     if suite.grid:
@@ -147,12 +147,12 @@ def describe(suite: Suite, cells: Sequence[Cell], num_done: int, num_runs: int) 
 
 
 def describe_collapses(suite: Suite, records: Sequence[Record]) -> list[str]:
-    """Return how many fine-tunings of each task answer all examples alike, if any do."""
+    """Return how many fine-tunings of each task are no better than a constant answer, if any."""
     # Not in records of older versions.
     collapsed = [task for record in records for task in record.get("collapsed", ())]
     counts = {task: collapsed.count(task) for task in suite.tasks if task in collapsed}
     named = ", ".join(f"{task} {count} of {len(records)}" for task, count in counts.items())
-    collapse = "Fine-tunings that collapsed to a constant answer, and count"
+    collapse = "Fine-tunings that collapsed, no better than a constant answer, and count"
     return [f"{collapse}: {named}."] if named else []
 
 

@@ -118,12 +118,11 @@ def _hash_runs(batch: TokenBatch, length: int, *, whole: bool) -> tuple[np.ndarr
     documents = np.repeat(np.arange(len(batch.document_lengths)), batch.document_lengths)
     left = np.cumsum(batch.document_lengths)[documents] - np.arange(num_tokens)
     hashes = np.zeros(num_tokens, np.uint64)
-    tokens = batch.tokens.astype(np.uint64) + np.uint64(1)
+    tokens = np.pad(batch.tokens.astype(np.uint64) + np.uint64(1), (0, length))
     for place in range(length):
-        inside = slice(None, num_tokens - place if place else None)
-        values = np.where(left[inside] > place, tokens[place:], np.uint64(0))
-        hashes[inside] = (hashes[inside] ^ values) * FACTOR
-        hashes[inside] ^= hashes[inside] >> np.uint64(29)
+        values = np.where(left > place, tokens[place : place + num_tokens], np.uint64(0))
+        hashes = (hashes ^ values) * FACTOR
+        hashes ^= hashes >> np.uint64(29)
     if whole:
         return hashes[left >= length], documents[left >= length]
     return hashes, documents
@@ -162,6 +161,8 @@ def find_near_duplicates(files: Sequence[Path]) -> np.ndarray:
 
     firsts = np.cumsum([0, *(path.stat().st_size // (4 * SIGNATURE_SIZE) for path in files)])
     num_documents = int(firsts[-1])
+    if not num_documents:
+        return np.zeros(0, bool)
     width = SIGNATURE_SIZE // BANDS
     keys = np.zeros((BANDS, num_documents), np.uint64)
     for path, first in zip(files, firsts, strict=False):

@@ -19,12 +19,13 @@ import json
 import multiprocessing
 import os
 import shutil
+import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,8 @@ SETTINGS_OF_PIECES = (
 RECORD = "task.json"
 MAX_ATTEMPTS = 3
 """Times that a piece is begun whose process is killed."""
+STALE_SECONDS = 24 * 60 * 60
+"""Time after which an unfinished piece that nobody writes to is that of a killed process."""
 RAY_CPUS = 0.9
 """Cores that Ray reserves for a piece. A little less than one, so that the program that waits for
 the pieces, or another one, finds room on a full cluster."""
@@ -214,6 +217,15 @@ def prepare_piece(piece: Piece, encoder: Encoder, folder: Path) -> Record:
     return record
 
 
+def clear_unfinished(folder: Path, seconds: float) -> None:
+    """Remove what killed processes have left of pieces: what nobody has written to for a time."""
+    for left in folder.glob("*.incomplete"):
+        with suppress(FileNotFoundError):  # finished meanwhile
+            newest = max(path.stat().st_mtime for path in (left, *left.iterdir()))
+            if time.time() - newest >= seconds:
+                shutil.rmtree(left, ignore_errors=True)
+
+
 def _write_piece(piece: Piece, encoder: Encoder, folder: Path) -> Record:
     config, counts, filters = piece.config, TextCounts(), Filters(piece.config)
     num_unknown = 0
@@ -350,8 +362,14 @@ def run_here(
     pending: dict[Future[Record], tuple[int, Piece]] = {}
 
     def begin(worker: int, piece: Piece | None) -> None:
-        if piece is not None:
-            pending[pools[worker].submit(_prepare_in_worker, piece)] = worker, piece
+        if piece is None:
+            return
+        try:
+            future = pools[worker].submit(_prepare_in_worker, piece)
+        except BrokenProcessPool:  # killed while it was idle
+            pools[worker] = _start_pool(tokenizer, folder)
+            future = pools[worker].submit(_prepare_in_worker, piece)
+        pending[future] = worker, piece
 
     try:
         for worker in range(workers):
@@ -372,6 +390,10 @@ def run_here(
                 else:
                     begin(worker, queue.take(worker))
                     tell(piece, record)
+    except BaseException:  # a piece under way may take hours
+        for process in (each for pool in pools for each in (pool._processes or {}).values()):
+            process.terminate()
+        raise
     finally:
         for pool in pools:
             pool.shutdown(cancel_futures=True)
@@ -448,7 +470,8 @@ def run_on_ray(
             # A few more than there is room for, so that no process waits for the next one.
             while groups and len(pending) < (workers or 2 * room):
                 group = groups.popleft()
-                pending[call.remote(group, shared, str(folder.absolute()))] = group
+                places = str(folder.absolute()), str(Path.cwd())
+                pending[call.remote(group, shared, *places)] = group
             done, _ = ray.wait(list(pending), num_returns=1, timeout=10)
             for reference in done:
                 group = pending.pop(reference)
@@ -470,7 +493,11 @@ def _get(ray: Any, reference: Any, first: Piece) -> list[Record]:
 _encoders: dict[str, Encoder] = {}
 
 
-def _prepare_on_ray(group: list[Piece], tokenizer: Tokenizer, folder: str) -> list[Record]:
+def _prepare_on_ray(
+    group: list[Piece], tokenizer: Tokenizer, folder: str, caller: str
+) -> list[Record]:
+    with suppress(OSError):  # all names may be absolute
+        os.chdir(caller)
     encoder = _encoders.get(tokenizer.digest)
     if encoder is None:
         encoder = _encoders[tokenizer.digest] = make_encoder(tokenizer)

@@ -25,6 +25,7 @@ from electra.errors import require
 from electra.files import (
     UNFINISHED,
     clear_folder,
+    flush_file,
     hold,
     read_object,
     refuse_existing,
@@ -33,8 +34,11 @@ from electra.files import (
 )
 from electra.shards.merging import PIECES, TooLittleText, list_shards, merge_pieces, move_shards
 from electra.shards.pieces import (
+    RECORD,
     SETTINGS_OF_PIECES,
+    STALE_SECONDS,
     Piece,
+    clear_unfinished,
     list_pieces,
     read_piece,
     run_here,
@@ -172,10 +176,11 @@ def _begin(
         try:
             _refuse_existing(out)  # another process may have finished it in the meantime
             _plan(folder, tokenizer, config, clears=step == "all")
+            clear_unfinished(folder / PIECES, 0 if step == "all" else STALE_SECONDS)
             yield folder
         except BaseException as error:
             is_merged = (folder / "manifest.json").exists()  # its pieces are shards already
-            if step == "all" and not is_merged and not any((folder / PIECES).glob("*")):
+            if step == "all" and not is_merged and not any((folder / PIECES).glob(f"*/{RECORD}")):
                 shutil.rmtree(folder, ignore_errors=True)
             if isinstance(error, OSError) and error.errno and error.filename is None:
                 error.filename = str(out)  # an error on an open file has no file name
@@ -294,7 +299,9 @@ def _complete(folder: Path, out: Path) -> dict[str, Any]:
     for path in folder.glob("pipe-*"):
         path.unlink(missing_ok=True)
     manifest = read_object(folder / "manifest.json")
+    for path in filter(Path.is_file, folder.iterdir()):
+        flush_file(path)
     folder.rename(out)
-    for name in (UNFINISHED, PLAN):
-        (out / name).unlink(missing_ok=True)
+    for path in (out / UNFINISHED, *out.glob(f"{PLAN}*")):
+        path.unlink(missing_ok=True)
     return manifest

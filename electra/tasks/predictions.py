@@ -76,7 +76,7 @@ def score(
     """Return each metric's score by its name, as fractions.
 
     Correlations, of which mcc is Matthews', are 0 if one side is constant or not finite. f1 is that
-    of label 1 of two labels, else the mean over the labels in `gold`.
+    of label 1 of two labels, else the mean over the labels, as scikit-learn's macro average.
     """
     return {metric: _score(metric, gold, predicted, num_labels) for metric in metrics}
 
@@ -90,7 +90,7 @@ def _score(
 
         if metric == "accuracy":
             return float(accuracy_score(gold, predicted))
-        scored, average = ([1], "binary") if num_labels == 2 else (sorted(set(gold)), "macro")
+        scored, average = ([1], "binary") if num_labels == 2 else (None, "macro")
         how: Any = {"labels": scored, "average": average, "zero_division": 0.0}
         return float(f1_score(gold, predicted, **how))
     if len(set(gold)) == 1 or len(set(predicted)) == 1 or not np.isfinite(predicted).all():

@@ -66,18 +66,25 @@ def _read_named(name: str, data: Path, config: FinetuneConfig) -> Task:
             if is_set and name not in tasks:
                 raise UserError(f"{section}.{key} is for {' and '.join(tasks)}, not for {name}")
     if name == OWN:
-        require(
-            config.own.name.lower() not in {*NAMES, *TASKS} - {OWN},
-            f"own.name {config.own.name!r} is the name of another task; choose one that is not",
-        )
+        _refuse_taken("own.name", config.own.name)
         return read_own_task(data, config.own)
+    if name == TAGGING:
+        task = read_tagging_task(data, **vars(config.tagging))
+        _refuse_taken("the folder", task.name)
+        return task
     if name == SWAG:
         return read_swag(data)
-    if name == TAGGING:
-        return read_tagging_task(data, **vars(config.tagging))
     if name in SQUAD:
         return read_squad_task(name, data, config.squad, reference=config.mode == "reference")
     return read_glue_task(name, data, swap_pairs=config.swap_pairs)
+
+
+def _refuse_taken(what: str, name: str) -> None:
+    taken = {*NAMES, *TASKS} - {OWN, TAGGING}
+    require(
+        name.lower() not in taken,
+        f"{what} {name!r} is the name of another task; choose one that is not",
+    )
 
 
 def resolve_own(name: str, config: FinetuneConfig) -> FinetuneConfig:

@@ -482,7 +482,7 @@ class SpanExtraction(Family):
             return {}
         found = find_answers(rows, outputs)
         gold = [question.answers or () for question in rows.examples]
-        if all(gold):
+        if all(gold) and not self.may_be_none:
             return score_v1(found.texts, gold)
         return score_v2(found.texts, found.null_odds, gold, self._threshold)
 
@@ -523,7 +523,7 @@ class SpanExtraction(Family):
         n_best = [_describe(answers) for answers in found.n_best]
         for name, values in (
             ("predictions", found.texts),
-            ("null_odds", found.null_odds),
+            ("null_odds", np.nan_to_num(found.null_odds).tolist()),  # of a model that diverged
             ("nbest", n_best),
         ):
             write_json(folder / f"{prefix}{name}.json", dict(zip(ids, values, strict=True)))
@@ -573,10 +573,10 @@ def _entropy(events: Tensor) -> float:
 
 
 def _describe(answers: Sequence[SpanAnswer]) -> list[dict[str, Any]]:
-    scores = np.array([each.score for each in answers])
+    scores = np.nan_to_num([each.score for each in answers])
     shares = np.exp(scores - scores.max(initial=-np.inf))
     shares /= shares.sum()
     return [
-        {"text": each.text, "probability": share, "score": each.score}
-        for each, share in zip(answers, shares.tolist(), strict=True)
+        {"text": each.text, "probability": share, "score": score}
+        for each, share, score in zip(answers, shares.tolist(), scores.tolist(), strict=True)
     ]

@@ -164,6 +164,11 @@ def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) 
     """
     files = find_splits(data, FORMATS)
     columns = word_column, tag_column
+    paths = tuple(path for parts in files.values() for path in parts)
+    require(
+        columns == (1, 0) or not all(format_of(path) in LISTS for path in paths),
+        f"tagging.word_column and tag_column are for files with columns, and {data} has none",
+    )
     notes: list[str] = []
     read = {"train": [(path, read_sentences(path, *columns, (), notes)) for path in files["train"]]}
     tags = {tag for _, part in read["train"] for sentence in part for tag in sentence.tags}
@@ -201,7 +206,7 @@ def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) 
         (data if data.is_dir() else data.parent).resolve().name,
         Tagging(labels, ENTITY_METRICS if has_entities else ("accuracy",)),
         splits,
-        files=tuple(path for paths in files.values() for path in paths),
+        files=paths,
         columns=FIELDS if is_list else (str(word_column), str(tag_column or "last")),
         notes=tuple(notes),
     )

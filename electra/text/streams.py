@@ -283,7 +283,8 @@ def locate(name: str | Path) -> Path:
         return Path(name)
     upath = import_extra("upath", "remote", f"reading {name}")
     try:
-        path = upath.UPath(URL.sub(r"\1://", str(name), count=1))
+        url = URL.sub(r"\1://", str(name), count=1)
+        path = upath.UPath(re.sub("^file:/+", "file:///", url))  # its paths begin with a slash
         assert path.fs
     except (ImportError, ValueError) as error:
         raise UserError(f"{name} cannot be read: {error}") from None

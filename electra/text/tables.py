@@ -110,7 +110,7 @@ def tell_separator(header: str) -> str:
 
 def _split_tsv(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
     for number, line in enumerate(lines, 1):
-        if line.strip():
+        if line.strip() or "\t" in line:  # empty cells are a row
             yield number, line.rstrip("\r\n").split("\t")
 
 
@@ -376,7 +376,7 @@ def _read_jsonl(path: Path, content: bytes) -> TableFile:
         if line.strip():
             rows.append(parse_object(line, f"{path} line {number}"))
             lines.append(number)
-    return TableFile(path, tuple(rows[0]) if rows else (), rows, lines)
+    return TableFile(path, tuple(dict.fromkeys(name for row in rows for name in row)), rows, lines)
 
 
 def _read_parquet(path: Path, content: bytes) -> TableFile:
