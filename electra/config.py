@@ -641,7 +641,6 @@ class PretrainConfig(Settings):
         Needs("method.mode=reference", "optimizer.generator_rate=1"),
         Needs("method.mode=reference", "model.architecture=electra"),
         Needs("train.sharding!=none", "optimizer.matrices=adamw", "Muon needs whole matrices"),
-        Needs("train.sharding!=none", "train.compile!=yes", "a divided model is not compiled"),
         *(
             Needs(each, f"method.objective!={'|'.join(ALONE)}", "it has no generator")
             for each in (

@@ -844,7 +844,7 @@ def test_what_does_not_fit_is_refused_and_nothing_written(run, train, tmp_path, 
 def test_what_one_process_on_a_cpu_does_not_read_is_told(train):
     with (
         pytest.warns(UserWarning, match="sharding divides nothing with one process"),
-        pytest.warns(UserWarning, match="autotune is not read without a compiler"),
+        pytest.warns(UserWarning, match="autotune is not read: the step is not compiled"),
     ):
         train("run", "train.steps=5 train.sharding=full train.autotune=true")
 

@@ -173,10 +173,12 @@ def _prepare(train: TrainConfig) -> Machine:
         import_tracker(train.tracker)
     if train.sharding != "none" and machine.num_ranks == 1:
         warnings.warn("train.sharding divides nothing with one process", stacklevel=2)
-    may_compile = machine.device.type == "cuda" and train.compile == "auto"
-    for name in ("autotune", "dependent_launch"):
-        if getattr(train, name) and not (may_compile or train.compile == "yes"):
-            warnings.warn(f"train.{name} is not read without a compiler", stacklevel=2)
+    is_divided = train.sharding != "none" and machine.num_ranks > 1
+    compiles = train.compile == "yes" or (train.compile == "auto" and machine.device.type == "cuda")
+    asked = {name: getattr(train, name) for name in ("autotune", "dependent_launch")}
+    for name, is_asked in {**asked, "compile": train.compile == "yes"}.items():
+        if is_asked and (is_divided or not compiles):
+            warnings.warn(f"train.{name} is not read: the step is not compiled", stacklevel=2)
     return machine
 
 
