@@ -390,12 +390,10 @@ def run_here(
                 else:
                     begin(worker, queue.take(worker))
                     tell(piece, record)
-    except BaseException:  # a piece under way may take hours
-        for process in (each for pool in pools for each in (pool._processes or {}).values()):
-            process.terminate()
-        raise
     finally:
         for pool in pools:
+            for process in (pool._processes or {}).values():
+                process.terminate()  # after an interrupt, a piece under way may take hours
             pool.shutdown(cancel_futures=True)
 
 
