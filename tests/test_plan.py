@@ -338,7 +338,8 @@ def test_control_groups_of_version_1(tmp_path):
 
 
 def test_the_time_that_a_container_has_counts_as_cores(tmp_path):
-    membership, mount, all_cores = tmp_path / "cgroup", tmp_path / "mount", usable_cores()
+    membership, mount = tmp_path / "cgroup", tmp_path / "mount"
+    all_cores = usable_cores(membership, mount)
     (mount / "cpu" / "job").mkdir(parents=True)
     membership.write_text("0::/docker/5f3a\n")
     for told, cores in (("max 100000", all_cores), ("150000 100000", 1), ("9 100000", 1)):

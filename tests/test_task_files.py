@@ -737,14 +737,10 @@ def weather(tmp_path):
     return write_files(tmp_path, {"weather.toml": TASK})
 
 
-def test_empty_cells_are_a_row_and_a_field_may_come_later(tmp_path):
-    write_files(tmp_path, {"a.tsv": "text\tlabel\n\t\n\nb\t1\n"})
+def test_empty_cells_are_a_row_but_at_the_end(tmp_path):
+    write_files(tmp_path, {"a.tsv": "text\tlabel\n\t\n\nb\t1\n\t\n\n"})
     rows = [{"text": "", "label": ""}, {"text": "b", "label": "1"}]
     assert read_table(tmp_path / "a.tsv").rows == rows
-    write_files(tmp_path, {"a.jsonl": '{"text": "a"}\n{"text": "b", "label": "x"}\n'})
-    table = read_table(tmp_path / "a.jsonl")
-    assert table.columns == ("text", "label")
-    refuse("a.jsonl line 1: no 'label'", table.column, "label")
 
 
 def test_a_tagging_task_has_columns_where_files_have_them_and_a_name_of_its_own(tmp_path):

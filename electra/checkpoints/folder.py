@@ -151,6 +151,7 @@ def read_model(folder: Path, seed: int | None = None) -> SavedModel:
 
 def read_sizes(folder: Path) -> EncoderConfig:
     """Return the sizes of the encoder in a folder, as `read_model` has; no weights are read."""
+    folder = named(folder)
     if is_finetuned(folder):
         return find_seed(folder).sizes
     if is_huggingface(folder):

@@ -217,7 +217,10 @@ def _resume(
         if machine.rank == 0:
             _keep_sources(run, shards, domains, machine)
         model = _build(config, shards, machine, run, start, show)
-        require_memory(model, config, machine)
+        try:
+            require_memory(model, config, machine)
+        except UserError as error:  # an estimate, and the run is begun
+            warnings.warn(str(error), stacklevel=2)
         step = prepare_step(model, config, machine, ranking)
         if changed and machine.rank == 0:
             names = ", ".join(f"{name} {words}" for name, words in changed.items())

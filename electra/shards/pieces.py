@@ -65,7 +65,7 @@ SETTINGS_OF_PIECES = (
 RECORD = "task.json"
 MAX_ATTEMPTS = 3
 """Times that a piece is begun whose process is killed."""
-STALE_SECONDS = 24 * 60 * 60
+STALE_SECONDS = 60 * 60
 """Time after which an unfinished piece that nobody writes to is that of a killed process."""
 RAY_CPUS = 0.9
 """Cores that Ray reserves for a piece. A little less than one, so that the program that waits for
@@ -217,12 +217,12 @@ def prepare_piece(piece: Piece, encoder: Encoder, folder: Path) -> Record:
     return record
 
 
-def clear_unfinished(folder: Path, seconds: float) -> None:
+def clear_unfinished(folder: Path) -> None:
     """Remove what killed processes have left of pieces: what nobody has written to for a time."""
     for left in folder.glob("*.incomplete"):
         with suppress(FileNotFoundError):  # finished meanwhile
             newest = max(path.stat().st_mtime for path in (left, *left.iterdir()))
-            if time.time() - newest >= seconds:
+            if time.time() - newest > STALE_SECONDS:
                 shutil.rmtree(left, ignore_errors=True)
 
 

@@ -34,9 +34,7 @@ from electra.files import (
 )
 from electra.shards.merging import PIECES, TooLittleText, list_shards, merge_pieces, move_shards
 from electra.shards.pieces import (
-    RECORD,
     SETTINGS_OF_PIECES,
-    STALE_SECONDS,
     Piece,
     clear_unfinished,
     list_pieces,
@@ -176,11 +174,11 @@ def _begin(
         try:
             _refuse_existing(out)  # another process may have finished it in the meantime
             _plan(folder, tokenizer, config, clears=step == "all")
-            clear_unfinished(folder / PIECES, 0 if step == "all" else STALE_SECONDS)
+            clear_unfinished(folder / PIECES)
             yield folder
         except BaseException as error:
             is_merged = (folder / "manifest.json").exists()  # its pieces are shards already
-            if step == "all" and not is_merged and not any((folder / PIECES).glob(f"*/{RECORD}")):
+            if step == "all" and not is_merged and not any((folder / PIECES).glob("*")):
                 shutil.rmtree(folder, ignore_errors=True)
             if isinstance(error, OSError) and error.errno and error.filename is None:
                 error.filename = str(out)  # an error on an open file has no file name

@@ -299,7 +299,7 @@ def look(path: Path, settings: TextConfig) -> tuple[Form | None, str]:
     first = _first_bytes(path)
     if kind := why_no_text(first, settings.encoding):
         return None, kind
-    name = encoding_of(path, settings.encoding)
+    name = (detect(first) or UTF8) if settings.encoding == DETECT else settings.encoding
     head = codecs.getincrementaldecoder(name)("replace").decode(first)
     return tell_form(path, head, settings, is_whole=len(first) < FIRST_BYTES)
 

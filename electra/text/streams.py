@@ -220,7 +220,10 @@ def guess(first: bytes) -> str:
     # Lines of English say nothing. The last line may end within a character.
     lines = [line for line in first[: first.rfind(b"\n") + 1].split(b"\n") if not line.isascii()]
     whole = b"\n".join(lines) or first
-    name = chardet.detect(whole, include_encodings=CANDIDATES)["encoding"]
+    try:
+        name = chardet.detect(whole, include_encodings=CANDIDATES)["encoding"]
+    except TypeError:
+        raise UserError(f"{purpose} needs chardet 7: pip install --upgrade chardet") from None
     best = codecs.lookup(name).name if name else ""
     western, central = (whole.decode(each, "replace") for each in ("cp1252", "cp1250"))
     return "cp1252" if best == "cp1250" and western == central else best

@@ -109,9 +109,14 @@ def tell_separator(header: str) -> str:
 
 
 def _split_tsv(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+    empty: list[tuple[int, list[str]]] = []  # rows of empty cells, unless they end the file
     for number, line in enumerate(lines, 1):
-        if line.strip() or "\t" in line:  # empty cells are a row
-            yield number, line.rstrip("\r\n").split("\t")
+        row = number, line.rstrip("\r\n").split("\t")
+        if line.strip():
+            yield from (*empty, row)
+            empty = []
+        elif "\t" in line:
+            empty.append(row)
 
 
 def _split_csv(path: Path, lines: Iterable[str], separator: str) -> Iterator[tuple[int, list[str]]]:
@@ -376,7 +381,7 @@ def _read_jsonl(path: Path, content: bytes) -> TableFile:
         if line.strip():
             rows.append(parse_object(line, f"{path} line {number}"))
             lines.append(number)
-    return TableFile(path, tuple(dict.fromkeys(name for row in rows for name in row)), rows, lines)
+    return TableFile(path, tuple(rows[0]) if rows else (), rows, lines)
 
 
 def _read_parquet(path: Path, content: bytes) -> TableFile:
