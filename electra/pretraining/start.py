@@ -101,7 +101,7 @@ def build_model(
     """Return the objective with weights initialised from train.seed, on the machine's device.
 
     The encoder that pre-training returns has the same initial weights for every objective, but that
-    a causal one does not begin by looking ahead.
+    a causal one does not begin by looking ahead, and that reference mode draws its projection anew.
     `frequencies_V` are from `count_tokens`: the unigram generator needs them, and where
     train.initial_weights is not bert, output biases are set from them if they are given.
     `embeddings_VE` are from `embed_tokens`, for train.initial_weights=cooccurrence; None: random
@@ -124,7 +124,6 @@ def build_model(
     init_weights(model.kept, std, rng)
     if config.method.mode == "reference":
         draw_glorot(model, others)
-        draw_glorot(model.kept, rng)
     if train.initial_weights != "bert":
         by_embeddings: dict[Embeddings | TokenEmbeddings, dict[nn.Module, Encoder]] = {}
         for part in (model.kept, *model.modules()):
