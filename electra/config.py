@@ -697,7 +697,8 @@ class PretrainConfig(Settings):
 
     def check(self) -> None:
         """Check what the table cannot say."""
-        model, sharing, starts = self.model, self.method.sharing, self.train.initial_weights
+        model, sharing, scheme = self.model, self.method.sharing, self.method.scheme
+        starts = self.train.initial_weights
         self.must("model.type_vocab_size", model.type_vocab_size >= 2, "be >= 2, for two segments")
         learns = self.generator.kind == "network" and self.method.objective not in ALONE
         generator = self.generator.encoder(model) if learns else model
@@ -711,7 +712,6 @@ class PretrainConfig(Settings):
             self.method.objective != "teams" or model.num_hidden_layers > 1,
             "be at least 2 for method.objective teams, whose two tasks have a last layer each",
         )
-        scheme = self.method.scheme
         self.must(
             "train.steps",
             scheme != "two_stage" or self.train.steps > 1,

@@ -49,9 +49,7 @@ def usable_cores(membership: Path = OWN_GROUPS, mount: Path = GROUPS) -> int:
     return max(1, cores)
 
 
-def control_groups(
-    controller: str, membership: Path = OWN_GROUPS, mount: Path = GROUPS
-) -> Iterator[tuple[Path, bool]]:
+def control_groups(controller: str, membership: Path, mount: Path) -> Iterator[tuple[Path, bool]]:
     """Yield the control groups that limit this process, and whether they are of version 1.
 
     Inside a container the paths in /proc/PID/cgroup may be those of the host; the mounted group is

@@ -210,8 +210,8 @@ def score(
     found = scoring.read_pairs(pairs) if pairs else None
     sentences = [*found.good, *found.bad] if found else read_sentences(text or Path())
     refuse_file(out, (".json",) if pairs else (".tsv",))
-    read_sizes(run)
     if dry_run:
+        read_sizes(run)
         what = f"{count_of(len(sentences), 'line')} of {text or pairs}"
         return print_dry_run(None, f"score {what} with {run} and write {out}")
     scorer = scoring.load_scorer(run, network)
@@ -277,9 +277,9 @@ def embed(
     refuse_file(out, FORMATS)
     if out.suffix.lower() == ".parquet":
         import_extra("pyarrow", "parquet", f"writing {out}")
-    read_sizes(model)
     texts = read_texts(input_, column)
     if dry_run:
+        read_sizes(model)
         return print_dry_run(
             None, f"embed {count_of(len(texts), 'text')} of {input_} and write {out}"
         )

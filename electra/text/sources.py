@@ -296,7 +296,8 @@ def look(path: Path, settings: TextConfig) -> tuple[Form | None, str]:
         return None, "empty"
     if format_of(path) in COLUMNAR_FORMATS:
         return NAMED_FORMS[format_of(path)], ""
-    first = _first_bytes(path)
+    with open_source(path) as (_, stream):
+        first = stream.read(FIRST_BYTES)
     if kind := why_no_text(first, settings.encoding):
         return None, kind
     name = (detect(first) or UTF8) if settings.encoding == DETECT else settings.encoding
@@ -401,11 +402,6 @@ def _tell_table(
         if "\t" in lines[0] and is_even and len(lines) > 2 and not is_prose:
             return None, f"a table by tabs without a column {text_field!r}"
     return "plain text", ""
-
-
-def _first_bytes(path: Path) -> bytes:
-    with open_source(path) as (_, stream):
-        return stream.read(FIRST_BYTES)
 
 
 def _is_mostly_valid(first: bytes, encoding: str) -> bool:
