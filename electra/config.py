@@ -241,8 +241,6 @@ ONLY = {
 }
 """Fields of EncoderConfig that one architecture alone reads."""
 OF_ONE_ARCHITECTURE = frozenset[str]().union(*ONLY.values())
-
-
 NOT_SIZES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 """Fields of EncoderConfig on which trained weights do not depend."""
 SIZES_OF_GENERATOR = ("hidden_fraction", "layers_fraction", "hidden_size", "num_hidden_layers")

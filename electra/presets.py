@@ -201,8 +201,6 @@ On a GPU the paper's settings are not the fastest. 128 rows of 128 tokens do not
 a step, with a learning rate to match, take less time for each. examples.short_prob=0 leaves out
 the attention mask, which rules out the fastest attention kernel.
 """
-
-
 FINETUNE_PRESETS: Mapping[str, FinetuneConfig] = {
     # Not in the paper.
     "tiny": FinetuneConfig(layer_lr_decay=1.0, pooling="segments"),

@@ -301,10 +301,15 @@ def test_find_sources(tmp_path):
 
 def test_what_is_not_text_is_skipped_and_named(tmp_path):
     (tmp_path / "a.txt").write_text("text")
-    (tmp_path / "latin.txt").write_bytes("Größe, naïve: mostly ASCII, and read.".encode("latin-1"))
+    (tmp_path / "stray.txt").write_bytes(b"A \xff in text that is ASCII is read." * 6 + b" " * 999)
+    (tmp_path / "half.txt").write_bytes("Größe, é".encode() * 5 + b"\xff, in text that is not.")
     hostile = {
         "b.txt.gz": (gzip.compress(b"\0tar\0"), "binary"),
         "image.png": (b"\x89PNG\r\n\x1a\n\0\0", "binary"),
+        "latin.txt": (
+            "Größe, naïve: mostly ASCII, not read".encode("latin-1"),
+            "not UTF-8; if it is cp1252, read it with --set encoding=cp1252",
+        ),
         "koi8.txt": ("Жизнь".encode("koi8-r"), "binary, or text that is not UTF-8"),
         "utf16.txt": ("text".encode("utf-16"), "UTF-16; read it with --set encoding=utf-16"),
     }  # fmt: skip
@@ -320,12 +325,12 @@ def test_what_is_not_text_is_skipped_and_named(tmp_path):
     }
     for name, links in (("", {"self": "a link to a folder"}), ("*", {})):
         found = find_sources([str(tmp_path / name)])
-        assert [path.name for path in found.files] == ["a.txt", "latin.txt"]
+        assert [path.name for path in found.files] == ["a.txt", "half.txt", "stray.txt"]
         assert {path.name: kind for path, kind in found.passed_over} == expected | links
     assert find_sources([str(tmp_path / "pipe")]).files == (tmp_path / "pipe",)
     refuse("/dev/null is not text: not a regular file", lambda: find_sources(["/dev/null"]))
-    (tmp_path / "a.txt").unlink()
-    (tmp_path / "latin.txt").unlink()
+    for name in ("a.txt", "half.txt", "stray.txt"):
+        (tmp_path / name).unlink()
     refuse("pipe (not a regular file)", lambda: find_sources([str(tmp_path)]))
 
 

@@ -360,8 +360,7 @@ def _verify(folder: Path) -> int:
         digests = {name: hashes.pop(name) for name in FILES}
     except (KeyError, TypeError):
         raise ValueError(f"{STATE} has no step, or not every sha256") from None
-    # Older versions wrote no hash of the facts.
-    if hashes and hashes != {STATE: _digest(facts)}:
+    if hashes != {STATE: _digest(facts)}:
         raise ValueError(f"{STATE} does not match its sha256")
     if folder.name != f"step-{step:08d}":
         raise ValueError(f"{STATE} is of step {step}")

@@ -46,8 +46,6 @@ Tensors = Mapping[str, Tensor]
 Modules = Mapping[str, str | tuple[str, ...]]
 """Our name of each module to theirs; {i} is the number of the layer. Several names: the rows of our
 matrix are theirs, one after the other. The empty name is the module itself."""
-
-
 MOST = 1 << 31
 """What a size must be less than."""
 
@@ -572,8 +570,6 @@ _OF_V3: Mapping[str, tuple[Any, Any, str]] = {
 }
 """Fields of config.json with the value of version 3, the only one that is built; transformers'
 default; and the reason."""
-
-
 _OF_HEADS = ("published_heads", "enhanced_decoder")
 """Fields that are ours alone; of other programs' weights the names of the tensors say them."""
 

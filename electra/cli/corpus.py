@@ -296,7 +296,8 @@ def _tell_reading(counts: Mapping[str, Any]) -> Iterator[str]:
     if empty := counts.get("empty"):
         yield f"records and pages without text passed over {empty:,}"
     if invalid := counts["invalid_sequences"]:
-        yield f"invalid UTF-8 replaced {invalid:,} times"
+        told = f"invalid bytes replaced {invalid:,} times"
+        yield f"{told} (another encoding? --set encoding=detect)"
 
 
 def inspect(

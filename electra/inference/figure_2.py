@@ -17,6 +17,7 @@ from electra.errors import count_of, require
 from electra.inference.ask import Candidate, list_best
 from electra.inference.network import LoadedNetwork
 from electra.method.masking import choose_positions
+from electra.model.masked_lm import find_first
 
 
 @dataclass(frozen=True)
@@ -134,9 +135,7 @@ def sample_tokens(log_probs_MV: Tensor, uniform_M: Tensor) -> Tensor:
     """Return the ids (M,) at which the cumulative probabilities pass the uniform numbers."""
     cumulative_MV = log_probs_MV.double().exp().cumsum(dim=1)
     target_M1 = uniform_M.double()[:, None] * cumulative_MV[:, -1:]
-    return torch.searchsorted(cumulative_MV, target_M1, right=True)[:, 0].clamp_(
-        max=log_probs_MV.shape[1] - 1
-    )
+    return find_first(cumulative_MV, target_M1)[:, 0]
 
 
 def _judge(network: LoadedNetwork, ids_L: Tensor) -> list[float]:

@@ -125,14 +125,10 @@ MAX_TOKENS = 20_000
 """Tokens of a text that int8 is compared on."""
 TEXT_ROWS = 16
 TEXT_LENGTH = 128
-
-
 LOW = -1e30
 """Stands for minus infinity, whose difference from itself is no number."""
 Rows = tuple[Tensor, Tensor, Tensor]
 """Inputs of a graph: ids, mask and segments, int64."""
-
-
 Agreements = dict[str, dict[str, Any]]
 """How well each file agrees with its network in torch, by the file's name; for the card."""
 

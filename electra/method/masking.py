@@ -22,13 +22,9 @@ from electra.model.masked_lm import FixedDistribution, MaskedLM, Prediction, los
 SPAN_WORDS = 3.8
 """Mean span length, words. SpanBERT clips its geometric lengths at 10; here they are not clipped.
 Source: SpanBERT (Joshi et al. 2020), section 3.1."""
-
-
 SHOWN = {"mask": (1.0, 0.0), "80/10/10": (0.8, 0.1), "85/15": (0.85, 0.0)}
 """Shares of the masked positions that show [MASK] and a random token; the rest show the original
 token."""
-
-
 Means = dict[str, tuple[Tensor, Tensor]]
 """Measures by name: the sum over some rows, and the number of terms of the sum."""
 
@@ -294,9 +290,8 @@ class Masking(nn.Module):
         if self.config.mode == "paper":
             return replace(input_ids_BL, draw, sampled_BS)
         zeros_BL = torch.zeros_like(input_ids_BL)
-        index_BS = draw.index_BS.masked_fill(~draw.chosen_BS, 0)
-        times_BL = zeros_BL.scatter_add(1, index_BS, draw.chosen_BS.long())
-        sum_BL = zeros_BL.scatter_add(1, index_BS, sampled_BS * draw.chosen_BS)
+        times_BL = zeros_BL.scatter_add(1, draw.index_BS, draw.chosen_BS.long())
+        sum_BL = zeros_BL.scatter_add(1, draw.index_BS, sampled_BS * draw.chosen_BS)
         return torch.where(times_BL > 0, sum_BL // times_BL.clamp(min=1), input_ids_BL)
 
 

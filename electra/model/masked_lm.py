@@ -97,7 +97,7 @@ def loss_and_sample_plain(
                 gone_M1 = taken[-1] if len(taken) > 1 else targets_M[:, None]
                 draw_MV.scatter_(1, gone_M1, -math.inf)
             cumulative_MV = draw_MV.softmax(dim=-1).cumsum(dim=-1)
-            taken.append(_find(cumulative_MV, uniform_M1 * cumulative_MV[:, -1:]))
+            taken.append(find_first(cumulative_MV, uniform_M1 * cumulative_MV[:, -1:]))
         sampled_MU = torch.cat(taken, dim=1)
         correct_M = logits_MV.gather(1, targets_M[:, None]).squeeze(1) == logits_MV.amax(dim=-1)
     return Prediction(loss, sampled_MU[:, 0], correct_M, sampled_MU[:, 1:])
@@ -225,14 +225,14 @@ def _draw(exp_RKB: Tensor, scale_RK: Tensor, sums_RK: Tensor, uniform_R1: Tensor
     """Return a token (R, 1) drawn in proportion to exp * scale, of which each block has a sum."""
     cumulative_RK = sums_RK.cumsum(dim=-1)  # over the whole row it would take longer
     threshold_R1 = uniform_R1 * cumulative_RK[:, -1:]
-    block_R1 = _find(cumulative_RK, threshold_R1)
+    block_R1 = find_first(cumulative_RK, threshold_R1)
     rest_R1 = threshold_R1 - (cumulative_RK.gather(1, block_R1) - sums_RK.gather(1, block_R1))
     block_RB = exp_RKB.gather(1, block_R1[:, :, None].expand(-1, -1, BLOCK)).squeeze(1)
-    column_R1 = _find((block_RB * scale_RK.gather(1, block_R1)).cumsum(dim=-1), rest_R1)
+    column_R1 = find_first((block_RB * scale_RK.gather(1, block_R1)).cumsum(dim=-1), rest_R1)
     return block_R1 * BLOCK + column_R1
 
 
-def _find(cumulative_RK: Tensor, threshold_R1: Tensor) -> Tensor:
+def find_first(cumulative_RK: Tensor, threshold_R1: Tensor) -> Tensor:
     """Return the first place (R, 1) in each row whose cumulative weight exceeds the threshold."""
     found_R1 = torch.searchsorted(cumulative_RK, threshold_R1, right=True)
     return found_R1.clamp_(max=cumulative_RK.shape[1] - 1)
@@ -275,13 +275,7 @@ def log_likelihood(
     Objectives use this function if they need a log-likelihood per position instead of a mean.
     Logits are computed again in the backward pass. The entropy has no gradient. In float32
     log-likelihoods and entropies agree with `log_likelihood_plain` to 1e-5, and gradients to 1e-5
-    of their largest element.
-
-    Args:
-        features_ME: Features of the generator head, in the compute dtype.
-        table_VE: Token embeddings, float32.
-        bias_V: Output bias, float32.
-        targets_M: Token ids.
+    of their largest element. Arguments: as for `loss_and_sample_plain`.
     """
     log_probs_M, entropy_M = _LogLikelihood.apply(features_ME, table_VE, bias_V, targets_M)
     return log_probs_M, entropy_M.detach()  # told twice: torch.compile of 2.11 overlooks the mark

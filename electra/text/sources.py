@@ -38,6 +38,7 @@ from electra.text.streams import (
     is_dataset,
     is_url,
     is_utf8,
+    looks_utf8,
     open_source,
     status_of,
 )
@@ -48,6 +49,8 @@ FIRST_BYTES = 1 << 16
 """Bytes of the decompressed content that decide whether a file is text."""
 MAX_ASCII_BLOCKS = 1 << 10
 """Blocks of as many bytes in which a character is looked for that tells an encoding."""
+STRAY_SHARE = 0.005
+"""Largest share of invalid characters in any text in UTF-8. Most Latin-1 has a larger one."""
 FEW_BYTES = 200
 """Of fewer bytes no encoding is guessed to advise it."""
 
@@ -310,17 +313,20 @@ def why_no_text(first: bytes, encoding: str) -> str:
     if encoding == DETECT:
         return "" if detect(first) else "binary"
     if not is_utf8(encoding):
-        return "" if _is_mostly_valid(first, encoding) else f"not {encoding}"
+        return "" if _is_mostly(first, encoding) else f"not {encoding}"
     if mark := find_mark(first):
         return f"{mark.upper()}; read it with --set encoding={mark}"
     if b"\0" in first:
         return "binary"
-    if _is_mostly_valid(first, UTF8):
+    if looks_utf8(first, STRAY_SHARE):
         return ""
     try:
         likely = guess(first) if len(first) >= FEW_BYTES else ""
     except UserError:
         likely = ""
+    if _is_mostly(first, UTF8):
+        likely = likely or "cp1252"
+        return f"not UTF-8; if it is {likely}, read it with --set encoding={likely}"
     advice = f"; if it is {likely}, read it with --set encoding={likely}" if likely else ""
     return f"binary, or text that is not UTF-8{advice}"
 
@@ -404,7 +410,8 @@ def _tell_table(
     return "plain text", ""
 
 
-def _is_mostly_valid(first: bytes, encoding: str) -> bool:
+def _is_mostly(first: bytes, encoding: str) -> bool:
+    """Return whether most of a text is valid in an encoding."""
     # The last character may be incomplete, so `final` stays False.
     try:
         text = codecs.getincrementaldecoder(encoding)("replace").decode(first)

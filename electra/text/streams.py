@@ -173,8 +173,7 @@ CANDIDATES += ["cp1250", "cp1253", "cp1254", "cp1255", "cp1256", "cp874"]
 and Thai; each holds the older encodings of its script, such as EUC-KR, Shift_JIS and Latin-1."""
 
 MAX_INVALID_SHARE = 0.1
-"""Largest share of invalid characters in a text; if it is detected, of those that are not ASCII.
-Stray bytes and Latin-1 lie below, encodings of other scripts far above."""
+"""Largest share of invalid characters in a text; in UTF-8, of those that are not ASCII."""
 
 
 def check_encoding(name: str) -> None:
@@ -206,11 +205,16 @@ def detect(first: bytes) -> str:
         return mark
     if b"\0" in first:
         return ""
+    return UTF8 if looks_utf8(first) else guess(first)
+
+
+def looks_utf8(first: bytes, stray: float = 0.0) -> bool:
+    """Return whether a text is UTF-8, some bytes of which may be invalid: a share `stray` of it."""
     # Neither stray bytes nor a last character that is cut off make another encoding of it.
     text = codecs.getincrementaldecoder(UTF8)("replace").decode(first)
-    others = "".join(re.findall(r"[^\0-\x7f]+", text))
-    is_utf8 = others.count("\ufffd") <= MAX_INVALID_SHARE * len(others)
-    return UTF8 if is_utf8 else guess(first)
+    others = sum(map(len, re.findall(r"[^\0-\x7f]+", text)))
+    num_invalid = text.count("\ufffd") - first.count("\ufffd".encode())
+    return num_invalid <= max(MAX_INVALID_SHARE * others, stray * len(text))
 
 
 def guess(first: bytes) -> str:

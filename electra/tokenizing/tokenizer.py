@@ -47,8 +47,6 @@ TRIAL = [
     "1" * 999 + "!",
 ]
 """Texts on which a damaged or endless pattern of a tokenizer shows itself."""
-
-
 CANNOT = "the tokenizer cannot encode this text"
 
 
