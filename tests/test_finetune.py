@@ -221,7 +221,8 @@ def test_the_folder_holds_scores_predictions_and_what_gave_them(start, tune, tmp
     assert (results["start"], results["source"]) == (str(start), str(start))
     (manifest,) = json.loads((out / "manifest.json").read_text())["sessions"]
     assert (results["commit"], results["device"]) == (str(manifest["commit"]), manifest["device"])
-    assert (manifest["dtype"], manifest["notes"]) == ("torch.float32", [])
+    shared = "73 of 100 examples of dev have a text that train has"
+    assert (manifest["dtype"], manifest["notes"]) == ("torch.float32", [shared])
     saved = from_dict(FinetuneConfig, json.loads((out / "config.json").read_text())["config"])
     assert saved == dataclasses.replace(CONFIG, epochs=1, sequence_length=32)
     assert len((out / "seed-1" / "test_predictions.tsv").read_text().splitlines()) == 21
@@ -291,7 +292,7 @@ def test_a_collapsed_run_is_flagged_and_counted(tune, tmp_path, learning_rate, n
     results = tune(learning_rate=learning_rate)
     assert results["seeds"]["0"]["degenerate"]
     assert (results["num_degenerate"], results["std"]) == (1, None)
-    cut, collapsed = results["notes"]
+    _, cut, collapsed = results["notes"]
     assert cut == (
         "longer than rows of 32 tokens, and cut: 17 of 400 in train, 4 of 100 in dev, "
         "1 of 20 in test (sequence_length)"
@@ -310,7 +311,7 @@ def test_a_collapsed_run_is_repeated_as_another_seed_and_all_of_it_is_told(tune)
     assert list(results["seeds"]) == ["0"]
     replacements = results["replacements"].items()
     assert [(seed, each["replaces"]) for seed, each in replacements] == [("1000", 0), ("2000", 0)]
-    notes = [note.partition(":")[0] for note in results["notes"][1:-1]]
+    notes = [note.partition(":")[0] for note in results["notes"][2:-1]]
     others = [f"seed {seed}, in place of seed 0, collapsed" for seed in (1000, 2000)]
     assert notes == ["seed 0 collapsed", *others]
     first = tune("alone", learning_rate=0.2)

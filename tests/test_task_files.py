@@ -83,6 +83,21 @@ def test_own_columns_are_found_by_name_and_test_needs_no_label(tmp_path):
     assert (task.family.headline, task.family.has_pairs) == ("accuracy", True)
 
 
+def test_a_tsv_quoted_as_pandas_does_is_read_as_csv(tmp_path):
+    said = 'text\tlabel\n"he said ""no"""\tx\nfine\ty\n"""all"""\tx\n\ty\n'
+    utf16 = said.encode("utf-16")  # as Excel writes what it calls Unicode text
+    task = read("own", write_files(tmp_path, {"train.tsv": said, "dev.tsv": utf16}))
+    assert [each.text_a for each in task.examples["dev"]] == ['he said "no"', "fine", '"all"', ""]
+    assert task.examples["dev"] == task.examples["train"]
+    shared = "4 of 4 examples of dev have a text that train has"
+    assert task.notes == tuple(f"1 example of {x} without text" for x in ("train", "dev")) + (
+        shared,
+    )
+    raw = said.replace('""no""', '"no')  # one quote that is not CSV's: all of them are text
+    task = read("own", write_files(tmp_path, {"train.tsv": raw}))
+    assert task.examples["train"][2].text_a == '"""all"""'
+
+
 def test_a_text_of_csv_may_be_long(tmp_path):
     text = "a" * 200_000
     train = f"text,label\n{text},1\nb,0\nc,1\nd,0\n"
@@ -632,6 +647,11 @@ BAD_FILES = {
         (trained(OWN, dev_jsonl='{"text": "a", "label": "good"}\n{"text": "a"}'),
          "dev.jsonl line 2: no 'label'; it must be text"),
         (trained(OWN, dev_jsonl='{"text": "a", "label": 0.5}'), "'label' is 0.5"),
+        ({"train.jsonl": lines({"text_a": "a", "label": 1}, {"text_b": "c", "label": 0}) * 2},
+         "train.jsonl line 2: no 'text_a'; it must be text"),
+        (change(OWN, "train.tsv", "good", ""), "line 2: 'label' is empty; leave the row out"),
+        (OWN | {"train.tsv": TRAIN + "a\tgood \n" * 2}, "'good ' is 'good' but for spaces; make"),
+        (OWN | {"train.tsv": TRAIN + '"a\nb"\tgood\n'}, "its cells are quoted, name it .csv"),
         (trained(OWN, dev_parquet="no"), "dev.parquet is damaged or cut of"),
         (OWN | {"dev.xls": "a"}, "must be .tsv, .csv, .jsonl, .parquet, c", "own.dev=dev.xls"),
         (OWN | {"train.tsv": b"text\tlabel\n\xff\tgood\n"}, "train.tsv line 2: not UTF-8 t"),

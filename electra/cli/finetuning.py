@@ -1,6 +1,7 @@
 """finetune, and submit, which sends what it answered to GLUE."""
 
 import dataclasses
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +25,9 @@ from electra.terminal.printing import print_done, print_note, print_table
 
 if TYPE_CHECKING:
     from electra.finetuning.start import Job
+
+MAX_LABELS = 10
+"""Labels that a dry run tells, the most frequent first."""
 
 
 def finetune(
@@ -103,9 +107,16 @@ def finetune(
 
 def _print_plan(job: "Job", rest: str) -> None:
     """Print what was found of a task, and what would be done."""
+    from electra.tasks.classification import Classification
+
     question = job.task
     files, columns = ", ".join(map(str, question.files)), ", ".join(question.columns)
     found = ", ".join(f"{len(each):,} in {split}" for split, each in question.examples.items())
+    if isinstance(question.family, Classification) and (names := question.family.labels):
+        counts = Counter(names[each.label] for each in question.examples["train"]).most_common()
+        more = f", and {len(counts) - MAX_LABELS} more" if len(counts) > MAX_LABELS else ""
+        told = (f"{name} {count:,}" for name, count in counts[:MAX_LABELS])
+        found = f"{found}; labels of train: {', '.join(told)}{more}"
     for note in question.notes:
         print_note(note)
     print_dry_run(job.config, f"read {files} (columns {columns}; {found}), {rest}")

@@ -1,11 +1,12 @@
 """A task of your own: tables with a text, a pair of texts or choices, and a label or a number."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from electra.config import OWN_METRICS, OwnTaskConfig
-from electra.errors import UserError, require
+from electra.errors import UserError, count_of, require
 from electra.tasks.choice import read_choice_task
 from electra.tasks.classification import Classification, Example, read_examples
 from electra.tasks.family import Task, find_splits
@@ -45,6 +46,9 @@ def read_own_task(data: Path, config: OwnTaskConfig) -> Task:
         ]
         for split, parts in tables.items()
     }
+    examples = {
+        split: [each for _, part in parts for each in part] for split, parts in read.items()
+    }
     metrics = OWN_METRICS[config.kind]
     headline = config.metric or metrics[0]
     metrics = (headline, *(metric for metric in metrics if metric != headline))
@@ -52,10 +56,23 @@ def read_own_task(data: Path, config: OwnTaskConfig) -> Task:
     return Task(
         config.name,
         Classification(metrics, labels, label_range, has_pairs=len(texts) > 1),
-        {split: [each for _, part in parts for each in part] for split, parts in read.items()},
+        examples,
         files=paths,
         columns=(*texts, config.label),
+        notes=tuple(_note_texts(examples)),
     )
+
+
+def _note_texts(examples: dict[str, list[Example]]) -> Iterator[str]:
+    """Yield what of the texts makes scores wrong: blank ones, and those of dev that train has."""
+    for split, part in examples.items():
+        if blank := sum(not f"{each.text_a}{each.text_b or ''}".strip() for each in part):
+            yield f"{count_of(blank, 'example')} of {split} without text"
+    dev = examples.get("dev", [])
+    known = {each[:2] for each in examples["train"]}
+    shared = sum(each[:2] in known for each in dev)
+    if 20 * shared > len(dev):  # fewer move no score by much
+        yield f"{shared:,} of {count_of(len(dev), 'example')} of dev have a text that train has"
 
 
 def _choose_texts(train: TableFile, config: OwnTaskConfig) -> list[str]:
@@ -90,8 +107,13 @@ def _collect_labels(train: list[TableFile], column: str) -> tuple[str, ...]:
         "it holds numbers",
     )
     for name, place in places.items():
-        is_name = name != "" and name.isprintable()
-        require(is_name, f"{place}: the label {name!r} must be printable and not empty")
+        require(name != "", f"{place}: {column!r} is empty; leave the row out, or give it a label")
+        require(name.isprintable(), f"{place}: the label {name!r} must be printable")
+        twin = name.strip()
+        require(
+            twin == name or twin not in places,
+            f"{place}: the label {name!r} is {twin!r} but for spaces; make them one",
+        )
     return labels
 
 

@@ -28,6 +28,7 @@ from electra.text.streams import (
     DATASET,
     STDIN,
     compression_of,
+    find_mark,
     open_source,
     stream_blocks,
     unchanged,
@@ -86,7 +87,8 @@ def _split_rows(
     lines = iter(lines)
     first = next(lines, "")
     lines = itertools.chain([first], lines)
-    if (kind or format_of(path)) == ".tsv" and separator in ("", "\t"):
+    is_raw = (kind or format_of(path)) == ".tsv" and separator in ("", "\t")
+    if is_raw:
         separator, rows = "\t", _split_tsv(lines)
     else:
         separator = separator or tell_separator(first)
@@ -95,9 +97,11 @@ def _split_rows(
         columns = columns or fields
         if len(fields) > len(columns) or (len(fields) < len(columns) and not may_be_short):
             name = SEPARATORS.get(separator, repr(separator))
+            is_cut = is_raw and any(cell.count('"') % 2 for cell in fields)
+            advice = "; if its cells are quoted, name it .csv" if is_cut else ""
             raise UserError(
                 f"{path} line {number}: {len(fields)} {name}-separated fields; it must have "
-                f"{len(columns)}: {', '.join(columns)}"
+                f"{len(columns)}: {', '.join(columns)}{advice}"
             )
         yield number, fields
 
@@ -366,6 +370,7 @@ def _read_separated(
     lines = text.split("\n") if is_tsv else io.StringIO(text, newline="")
     columns = columns if is_tsv else ()
     found = list(_split_rows(path, lines, columns, "", separator, may_be_short))
+    found = _unquote(found) if is_tsv else found
     columns = tuple(found.pop(0)[1]) if found else ()
     twice = [name for name in columns if columns.count(name) > 1]
     require(not twice, f"{path}: two columns are named {''.join(twice[:1])!r}")
@@ -375,13 +380,26 @@ def _read_separated(
     return TableFile(path, columns, rows, numbers, len(found) - len(whole))
 
 
+def _unquote(rows: list[tuple[int, Sequence[str]]]) -> list[tuple[int, Sequence[str]]]:
+    """Return rows without CSV's quotes, if a .tsv has them as pandas writes them, and no others."""
+    cells = [cell for _, fields in rows for cell in fields if '"' in cell]
+    is_quoted = all(re.fullmatch('"(?:[^"]|"")*"', cell) for cell in cells)
+    if not (is_quoted and any('""' in cell[1:-1] for cell in cells)):
+        return rows  # GLUE's quotes, say, are text
+    return [
+        (number, [cell[1:-1].replace('""', '"') if '"' in cell else cell for cell in fields])
+        for number, fields in rows
+    ]
+
+
 def _read_jsonl(path: Path, content: bytes) -> TableFile:
     rows, lines = [], []
     for number, line in enumerate(_decode(path, content).split("\n"), 1):
         if line.strip():
             rows.append(parse_object(line, f"{path} line {number}"))
             lines.append(number)
-    return TableFile(path, tuple(rows[0]) if rows else (), rows, lines)
+    columns = tuple(dict.fromkeys(name for row in rows for name in row))
+    return TableFile(path, columns, rows, lines)
 
 
 def _read_parquet(path: Path, content: bytes) -> TableFile:
@@ -430,8 +448,10 @@ def read_content(path: Path) -> bytes:
 
 
 def _decode(path: Path, content: bytes) -> str:
-    try:
-        return content.decode("utf-8-sig")  # GLUE's MRPC begins with a byte-order mark
+    try:  # GLUE's MRPC begins with a byte-order mark, and so does what Excel calls Unicode text
+        return content.decode(find_mark(content) or "utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path} line {line}: not UTF-8 text") from None
+        place = "standard input" if path == STDIN else path
+        advice = "if it is cp1252, `iconv -f cp1252 -t utf-8` writes it in UTF-8"
+        raise UserError(f"{place} line {line}: not UTF-8 text; {advice}") from None
