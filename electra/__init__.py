@@ -21,21 +21,8 @@ if TYPE_CHECKING:
     )
     from electra.processes import Interrupted
 
-__all__ = [
-    "Interrupted",
-    "Model",
-    "UserError",
-    "__version__",
-    "detect",
-    "embed",
-    "encode",
-    "export",
-    "fill",
-    "finetune",
-    "load",
-    "predict",
-    "pretrain",
-]
+__all__ = ["Interrupted", "Model", "UserError", "__version__", "detect", "embed", "encode"]
+__all__ += ["export", "fill", "finetune", "load", "predict", "pretrain"]
 
 
 def __getattr__(name: str) -> Any:

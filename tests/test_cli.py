@@ -146,6 +146,7 @@ MISTAKES = [
     ("score run --text TEXT --out OUT.json", "out.json must be a .tsv file"),
     ("tokenizer TEXT --out a\0b", r"'a\x00b' is not UTF-8, or has a NUL in it"),
     ("tokenizer TEXT --out caf\udce9", r"'caf\udce9' is not UTF-8, or has a NUL"),
+    ("inspect run hello", "inspect has no use for 'hello'; electra inspect --help says"),
     ("pretran shards", 'Did you mean "pretrain"?'),
     ("pretrain shards --uot OUT", "Did you mean --out?"),
     ("pretrain shards --out OUT --preset smal", "did you mean 'small'?"),

@@ -451,9 +451,9 @@ def read_in_float32(run):
 def test_a_classifier_exports_and_its_pipeline_answers_alike(runs, sentences, tmp_path):
     assert export(runs / "texts", tmp_path / "hf") == "ElectraForSequenceClassification"
     pipeline = transformers.pipeline("text-classification", model=str(tmp_path / "hf"))
-    long = "queen " * 40
-    (tmp_path / "in.txt").write_text("\n".join([*sentences[:20], long]))
-    found = pipeline([*sentences[:20], long], top_k=None, truncation=True)
+    texts = [*sentences[:20], "queen " * 40, "the queen [SEP] [MASK] sold"]
+    (tmp_path / "in.txt").write_text("\n".join(texts))
+    found = pipeline(texts, top_k=None, truncation=True)
     for ours, each in zip(predict(runs / "texts", tmp_path / "in.txt").records, found, strict=True):
         assert each[0]["label"] == ours["prediction"]
         for answered in each:

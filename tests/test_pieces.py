@@ -39,7 +39,7 @@ def read_ranges(path, borders, border="blank"):
     reader = Reader(border=border)
     found = []
     for start, stop in itertools.pairwise([*borders, None]):
-        found += reader.read_range(path, start, stop)
+        found += reader.read_range(path, start, stop, reader.range_border(path))
     close_last()
     return found, reader.counts
 

@@ -634,6 +634,7 @@ def trained(files, **others):
 BAD_FILES = {
     "own": [
         ({}, "no train file; add train with .tsv, .csv, .jsonl, .parquet, or name it with"),
+        ({"train.json": "[]"}, "or name it with own.train; train.json is none of these"),
         (OWN | {"train.jsonl": "{}"}, "several train files: train.jsonl, train.tsv; choose"),
         (OWN, "own.dev: no file", "own.dev=x.tsv"),
         (OWN | {"dev.tsv": "text\tlabel\n"}, "dev.tsv is empty"),

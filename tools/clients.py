@@ -77,10 +77,10 @@ class Client(NamedTuple):
 
 
 EXTRACT = """from transformers import pipeline
-extract = pipeline("feature-extraction", model="exported")
+extract = pipeline("feature-extraction", model="exported", truncation=True)
 answer = [states[0] for states in extract(texts)]  # of each token"""
 CLASSIFY = """from transformers import pipeline
-classify = pipeline("text-classification", model="exported", top_k=None)
+classify = pipeline("text-classification", model="exported", top_k=None, truncation=True)
 answer = classify(texts)"""
 CROSS = """from sentence_transformers import CrossEncoder
 model = CrossEncoder("exported")

@@ -26,15 +26,9 @@ from electra.model.initialisation import without_weights
 from electra.tokenizing.tokenizer import Tokenizer
 
 Kind = Literal[
-    "",
-    "PreTraining",
-    "MaskedLM",
-    "CausalLM",
-    "SequenceClassification",
-    "TokenClassification",
-    "QuestionAnswering",
-    "MultipleChoice",
-]
+    "", "PreTraining", "MaskedLM", "CausalLM",
+    "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice",
+]  # fmt: skip
 """What a network answers, as the names of transformers' classes end; empty: hidden states."""
 HEAD_FILE = "head.safetensors"
 """A fine-tuned head that transformers has no class with, beside the encoder; under our names."""

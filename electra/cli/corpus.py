@@ -296,8 +296,7 @@ def _tell_reading(counts: Mapping[str, Any]) -> Iterator[str]:
     if empty := counts.get("empty"):
         yield f"records and pages without text passed over {empty:,}"
     if invalid := counts["invalid_sequences"]:
-        told = f"invalid bytes replaced {invalid:,} times"
-        yield f"{told} (another encoding? --set encoding=detect)"
+        yield f"invalid bytes replaced {invalid:,} times (or --set encoding=detect)"
 
 
 def inspect(

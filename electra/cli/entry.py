@@ -26,6 +26,7 @@ from cyclopts import (
     MissingArgumentError,
     Parameter,
     UnknownOptionError,
+    UnusedCliTokensError,
 )
 
 from electra.cli.ask import detect, embed, fill, predict, score
@@ -160,19 +161,8 @@ def _run(given: Sequence[str]) -> int:
                 print_error=False,
                 result_action="return_none",
             )
-    except MissingArgumentError as error:
-        print_error(_name_missing(error) + _hint_at_dash(words))
-        return 2
-    except CoercionError as error:
-        message = _in_one_line(error)
-        if error.target_type is timedelta and (token := error.token):
-            message = f"{token.keyword} takes a time such as 90m or 3h, not {token.value!r}"
-        print_error(message)
-        return 2
     except CycloptsError as error:
-        is_unknown = isinstance(error, UnknownOptionError)
-        hint = _hint_at_dash(words) if is_unknown else ""
-        print_error((_in_one_line(error).rstrip(".") if hint else _in_one_line(error)) + hint)
+        print_error(_explain(error, words))
         return 2
     except UserError as error:
         print_error(str(error))
@@ -195,8 +185,18 @@ def _run(given: Sequence[str]) -> int:
     return 0
 
 
-def _in_one_line(error: CycloptsError) -> str:
-    return " ".join(str(error).split())
+def _explain(error: CycloptsError, words: Sequence[str]) -> str:
+    """Return in one line what the parser refused."""
+    said, verb = " ".join(str(error).split()), " ".join(error.command_chain or ())
+    if isinstance(error, MissingArgumentError):
+        return _name_missing(error) + _hint_at_dash(words)
+    if isinstance(error, UnusedCliTokensError):
+        left = " ".join(error.unused_tokens or ())
+        return f"{verb} has no use for {left!r}; electra {verb} --help says what it takes"
+    if isinstance(error, CoercionError) and error.target_type is timedelta and error.token:
+        return f"{error.token.keyword} takes a time such as 90m or 3h, not {error.token.value!r}"
+    hint = _hint_at_dash(words) if isinstance(error, UnknownOptionError) else ""
+    return said.rstrip(".") + hint if hint else said
 
 
 def _name_missing(error: MissingArgumentError) -> str:

@@ -42,8 +42,7 @@ def serve(
         host: Address to listen on; 0.0.0.0: all.
         port: Port to listen on; 0: a free one.
     """
-    settings = override_from_toml(ServeConfig(), config, set_)
-    _serve(folders, host, port, settings, dry_run, is_page=False)
+    _serve(folders, host, port, override_from_toml(ServeConfig(), config, set_), dry_run)
 
 
 def page(
@@ -78,7 +77,7 @@ def _serve(
     settings: ServeConfig,
     dry_run: bool,
     *,
-    is_page: bool,
+    is_page: bool = False,
     open_: bool = False,
 ) -> None:
     token = os.environ.get(TOKEN) or None

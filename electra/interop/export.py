@@ -324,7 +324,8 @@ def _write_form(folder: Path, outgoing: Outgoing, form: Form) -> str:
         return write_gguf(folder / GGUF_FILE, outgoing.network, outgoing.tokenizer, outgoing.length)
     tokenizer, length = outgoing.tokenizer, outgoing.length
     has_segments = "token_type_ids" in list_inputs(outgoing.network.sizes, outgoing.module)
-    tokenizer.write(folder, max_length=length, has_segments=has_segments)
+    has_head = outgoing.kind not in ("", "PreTraining", "MaskedLM", "CausalLM")
+    tokenizer.write(folder, length, has_segments, is_literal=has_head)
     names = zip(KNOWN_NAMES, tokenizer.special_tokens, strict=True)
     write_json(folder / "special_tokens_map.json", {f"{role}_token": each for role, each in names})
     return write_network(folder, outgoing, form)

@@ -90,14 +90,9 @@ def tally(
     judgement: Judgement | None,
     is_skipped: Tensor | None = None,
 ) -> None:
-    """Add measures to the sums, and judged tokens to the counts, in place.
+    """Add measures to the sums, in the order of `means`, and judged tokens to the counts.
 
-    Args:
-        sums_N2: Sum and number of terms of each measure, in the order of `means`.
-        counts_2K: Counts of logits; None without a judgement.
-        means: The measures of an output.
-        judgement: The judgement of an output.
-        is_skipped: As in `Measures.add`. The measures of a skipped step may be NaN.
+    The measures of a skipped step (see `Measures.add`) may be NaN.
     """
     terms_N2 = torch.stack([torch.stack(pair) for pair in means.values()])
     if is_skipped is not None:

@@ -140,8 +140,6 @@ class AcceleratedStep(Step):
         num_done = self.num_done.get(shape, 0)
         self.prepares = num_done < (WARM_UP_STEPS + 1 if self.captured else int(self.compiled))
         self.num_done[shape] = num_done + 1
-        if not on_cuda:
-            return super().__call__(number, batch, learning_rate)
         with self._prefer_kernels(batch):
             if not self.captured:
                 return super().__call__(number, batch, learning_rate)
@@ -155,11 +153,10 @@ class AcceleratedStep(Step):
         self.prepares = False
         fast, self.functions = self.functions, self.plain
         try:
-            if not self.captured:
-                with self._prefer_kernels(batch):
-                    return super().__call__(number, batch, learning_rate)
-            self.begin(number, learning_rate)
             with self._prefer_kernels(batch):
+                if not self.captured:
+                    return super().__call__(number, batch, learning_rate)
+                self.begin(number, learning_rate)
                 return self.compute_aside(batch.to(self.machine.device))
         finally:
             self.functions = fast

@@ -175,7 +175,8 @@ class Clock:
         self.wait, self.now = wait, now
         self.since = now()
         self.waited = 0.0
-        self.prepared = _Prepared()
+        self.prepared = (0.0, 0, 0)
+        """Seconds, tokens and steps of a log window's steps that also compiled or captured."""
 
     def count_wait(self, began: float) -> None:
         """Count the time since `began` as time waiting for data."""
@@ -186,22 +187,20 @@ class Clock:
         self.wait()
         seconds, tokens, steps = self.prepared
         seconds += self.now() - began
-        self.prepared = _Prepared(seconds, tokens + new_tokens, steps + 1)
+        self.prepared = seconds, tokens + new_tokens, steps + 1
 
     def record(self, step: int, steps: int, new_tokens: int) -> dict[str, Any]:
         """Return progress, speed and remaining time of a run, for a record of metrics.jsonl."""
         now = self.now()
         seconds, self.since = now - self.since, now
         new_steps = step - self.step
-        prepared, self.prepared = self.prepared, _Prepared()
+        (spent, tokens, count), self.prepared = self.prepared, (0.0, 0, 0)
         self.seconds += seconds
         self.tokens += new_tokens
         self.step = step
-        preparing = {"preparing_seconds": prepared.seconds} if prepared.steps else {}
-        if prepared.steps < new_steps:
-            seconds -= prepared.seconds
-            new_tokens -= prepared.tokens
-            new_steps -= prepared.steps
+        preparing = {"preparing_seconds": spent} if count else {}
+        if count < new_steps:
+            seconds, new_tokens, new_steps = seconds - spent, new_tokens - tokens, new_steps - count
         return {
             "tokens": self.tokens,
             "seconds": self.seconds,
@@ -217,14 +216,6 @@ class Clock:
         began = self.now()
         yield
         self.since += self.now() - began
-
-
-class _Prepared(NamedTuple):
-    """The steps of a log window that also compiled or captured."""
-
-    seconds: float = 0.0
-    tokens: int = 0
-    steps: int = 0
 
 
 PATIENCE = 5

@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from electra.errors import UserError, count_of, did_you_mean, require
@@ -128,10 +128,15 @@ def _explain(request: Request, error: Exception) -> JSONResponse:
         if first["type"] == "json_invalid":
             return refuse(422, f"the body is not JSON: {first['ctx']['error']}")
         place = ".".join(str(part) for part in first["loc"][1:])
+        if first["type"] == "extra_forbidden":
+            return refuse(422, f"unknown field {place!r}{did_you_mean(place, FIELDS)}")
         whole = "the body must be a JSON object, sent with Content-Type: application/json"
         return refuse(422, f"{place}: {first['msg']}" if place else whole)
     if isinstance(error, HTTPException):
-        return refuse(error.status_code, str(error.detail), error.headers)
+        told = {"Not Found": "no such path", "Method Not Allowed": f"not for {request.method}"}
+        known = told.get(error.detail)
+        detail = f"{known}; GET /docs lists the requests" if known else error.detail
+        return refuse(error.status_code, detail, error.headers)
     if isinstance(error, Full):
         return refuse(429, str(error), {"Retry-After": str(error.retry_after)})
     if isinstance(error, UserError):
@@ -148,7 +153,13 @@ def _require_whole(text: str) -> str:
 Text = Annotated[str, AfterValidator(_require_whole)]
 
 
-class Texts(BaseModel):
+class Asked(BaseModel):
+    """The body of a request, whose every field is known."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Texts(Asked):
     """Texts to answer."""
 
     texts: list[Text] = Field(min_length=1, examples=[["the chef ate the piano"]])
@@ -168,13 +179,13 @@ class ToEmbed(Texts):
     pooling: Literal["mean", "cls"] = Field("mean", description="Of the states of a text.")
 
 
-class Records(BaseModel):
+class Records(Asked):
     """Records with the fields of the task: text; text_a, text_b; tokens; question, context."""
 
     records: list[dict[str, Any]] = Field(min_length=1, examples=[[{"text": "a fine film"}]])
 
 
-class PictureOf(BaseModel):
+class PictureOf(Asked):
     """A text for the paper's picture."""
 
     text: Text = Field(examples=["the chef cooked the meal"])
@@ -183,6 +194,9 @@ class PictureOf(BaseModel):
     seed: int = Field(0, ge=0, lt=1 << 32, description="Of positions and samples.")
     top: int = Field(5, ge=1, le=MAX_TOP, description="The generator's best tokens.")
     beside: list[str] = Field([], max_length=3, description="Models that judge as well.")
+
+
+FIELDS = {name for kind in (Gaps, ToEmbed, Records, PictureOf) for name in kind.model_fields}
 
 
 @dataclass

@@ -47,19 +47,8 @@ EXPANSION = 4
 """Bytes of text in a byte of a compressed file, as assumed for the list of pieces."""
 BATCH_CHARS = 1 << 20
 SETTINGS_OF_PIECES = (
-    "border",
-    "text_field",
-    "encoding",
-    "form",
-    "heldout_prob",
-    "shard_tokens",
-    "seed",
-    "duplicates",
-    "min_chars",
-    "max_chars",
-    "max_repetition",
-    "languages",
-    "write_dropped",
+    *("border", "text_field", "encoding", "form", "heldout_prob", "shard_tokens", "seed"),
+    *("duplicates", "min_chars", "max_chars", "max_repetition", "languages", "write_dropped"),
 )
 """The settings that change the result of a piece."""
 RECORD = "task.json"

@@ -125,7 +125,9 @@ def find_splits(
         found |= {split: paths} if paths else {}
     advice = f", or name it with {setting}.train" if setting else ""
     listed = ", ".join(formats)
-    require("train" in found, f"{data} has no train file; add train with {listed}{advice}")
+    near = next((path.name for path in folder.glob("train.*")), "")
+    told = f"; {near} is none of these" if near else ""
+    require("train" in found, f"{data} has no train file; add train with {listed}{advice}{told}")
     paths = [path for each in found.values() for path in each]
     twice = [path for path in paths if paths.count(path) > 1]
     require(not twice, f"{', '.join(map(str, twice[:1]))} is of two splits; each has its own file")

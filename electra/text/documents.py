@@ -140,9 +140,7 @@ class Reader:
                 self.counts.text_bytes += len((text or "").encode("utf-8", "replace"))
                 yield from self._split_record(text)
             return
-        if start > 0 or stop is not None:
-            unit = unit or self.range_border(path)
-            assert unit is not None, f"{path} cannot be read in ranges"
+        assert unit or (start == 0 and stop is None), f"{path} cannot be read in ranges"
         if unit in (None, "group"):
             with open_source(path) as (source, stream):
                 if format_of(path) in COLUMNAR_FORMATS:

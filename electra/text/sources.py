@@ -55,16 +55,9 @@ FEW_BYTES = 200
 """Of fewer bytes no encoding is guessed to advise it."""
 
 Form = Literal[
-    "plain text",
-    "JSON lines",
-    "JSON",
-    "pages of WikiExtractor",
-    "CSV",
-    "TSV",
-    "Parquet",
-    "Arrow",
-    "a dataset",
-]
+    "plain text", "JSON lines", "JSON", "pages of WikiExtractor",
+    "CSV", "TSV", "Parquet", "Arrow", "a dataset",
+]  # fmt: skip
 """How a text lies in a file. JSON: one value, an array of records or a record."""
 NAMED_FORMS: dict[str, Form] = {
     ".csv": "CSV",

@@ -241,13 +241,21 @@ class Tokenizer:
             self.write(incomplete)
             write_hashes(incomplete)
 
-    def write(self, folder: Path, max_length: int | None = None, has_segments: bool = True) -> None:
+    def write(
+        self,
+        folder: Path,
+        max_length: int | None = None,
+        has_segments: bool = True,
+        is_literal: bool = False,
+    ) -> None:
         """Write the files of `save` into an existing folder.
 
         To `max_length` tokens, a model's longest row, transformers truncates on request; None: the
-        vocabulary is no model's. With `has_segments` it gives the model token_type_ids.
+        vocabulary is no model's. With `has_segments` it gives the model token_type_ids; where
+        `is_literal`, a "[SEP]" within a text is text for it, too, as for `encode`.
         """
         settings = describe_for_transformers(self.definition, max_length, has_segments)
+        settings |= {"split_special_tokens": True} if is_literal else {}
         state, written = self.definition.state, self.definition.state
         if self.is_bert:
             lines = "".join(f"{token}\n" for token in self.tokens_by_id)
