@@ -139,21 +139,12 @@ def toy_config() -> PretrainConfig:
     return override(
         dataclasses.replace(PRESETS["tiny"], model=model),
         [
-            "examples.sequence_length=32",
-            "optimizer.warmup_steps=4",
-            "optimizer.matrices=adamw",
-            "optimizer.learning_rate=1e-3",
-            "train.initial_weights=neighbours",
-            "train.steps=12",
-            "train.batch_size=8",
-            "train.log_every=4",
-            "train.evaluate_every=6",
-            "train.save_every=6",
-            "train.evaluate_rows=16",
-            "train.precision=float32",
-            "train.threads=1",
+            "examples.sequence_length=32", "optimizer.warmup_steps=4", "optimizer.matrices=adamw",
+            "optimizer.learning_rate=1e-3", "train.initial_weights=neighbours", "train.steps=12",
+            "train.batch_size=8", "train.log_every=4", "train.evaluate_every=6", "train.threads=1",
+            "train.save_every=6", "train.evaluate_rows=16", "train.precision=float32",
         ],
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")

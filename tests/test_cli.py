@@ -420,14 +420,9 @@ def test_a_bug_stays_a_traceback(monkeypatch, bug):
 def test_dry_runs_write_nothing(capsys, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     out, printed = tmp_path / "out", ""
-    for words in (
-        "pretrain shards --preset small",
-        "tokenizer task/dev.tsv",
-        "prepare task --tokenizer vocabulary",
-        "finetune run --task own --data task",
-        "export run",
-        "quickstart",
-    ):
+    commands = "pretrain shards --preset small,tokenizer task/dev.tsv,export run,quickstart"
+    commands += ",prepare task --tokenizer vocabulary,finetune run --task own --data task"
+    for words in commands.split(","):
         found = succeed(capsys, *words.split(), "--out", out, "--dry-run").out
         assert "nothing was written" in found
         printed += found
@@ -436,13 +431,8 @@ def test_dry_runs_write_nothing(capsys, folder, tmp_path, monkeypatch):
 
 
 def test_dry_runs_import_no_torch(folder):
-    commands = [
-        "tokenizer task --out out",
-        "prepare task --tokenizer vocabulary --out out",
-        "pretrain",
-        "report run --out out.md",
-        "quickstart --out out",
-    ]
+    commands = ["tokenizer task --out out", "prepare task --tokenizer vocabulary --out out"]
+    commands += ["pretrain", "report run --out out.md", "quickstart --out out"]
     code = (
         "import sys; from electra.cli import main\n"
         f"for words in {commands}: main([*words.split(), '--dry-run'])\n"

@@ -172,7 +172,7 @@ BODIES = [
     ("run/detect", b" " * ((1 << 20) + 1), 413, "bytes; it may have 1048576"),
     ("rum/detect", b"{}", 404, "did you mean 'run'?"),
     ("tuned/detect", b"{}", 404, "tuned cannot detect"),
-    ("../../etc/passwd", b"", 404, "no such path; GET /docs lists the requests"),
+    ("../../etc/passwd", b"", 404, "Not Found; GET /docs lists the requests"),
     ("run/embed", b'{"texts": ["a"], "poolin": "cls"}', 422, "'poolin'; did you mean 'pooling'?"),
     ("run/fill", GOOD, 422, "the text has no [MASK]"),
     ("run/fill", b'{"texts": ["[MASK]", "a"]}', 422, "the text has no [MASK]"),
@@ -189,7 +189,7 @@ BODIES = [
 WRONG = [(post(body, f"/models/{path}"), *rest) for path, body, *rest in BODIES] + [
     (post(kind="text/plain"), 422, "sent with Content-Type: application/json"),
     (post(gzip.compress(GOOD), more="Content-Encoding: gzip\r\n"), 400, "error parsing"),
-    (post(method="GET"), 405, "not for GET; GET /docs lists"),
+    (post(method="GET"), 405, "Method Not Allowed; GET /docs lists"),
     (post(b"", "/models/rum/curves", method="GET"), 404, "no model 'rum'"),
     (post(b"").replace(b"Length: 0", b"Length: 999999999999"), 413, "bytes; it may have 1048576"),
     (post(CHUNK * 2, more=CHUNKED), 413, "more than 1,048,576 bytes"),

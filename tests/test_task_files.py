@@ -85,17 +85,14 @@ def test_own_columns_are_found_by_name_and_test_needs_no_label(tmp_path):
 
 def test_a_tsv_quoted_as_pandas_does_is_read_as_csv(tmp_path):
     said = 'text\tlabel\n"he said ""no"""\tx\nfine\ty\n"""all"""\tx\n\ty\n'
-    utf16 = said.encode("utf-16")  # as Excel writes what it calls Unicode text
-    task = read("own", write_files(tmp_path, {"train.tsv": said, "dev.tsv": utf16}))
+    files = {"train.tsv": said, "dev.tsv": said.encode("utf-16")}  # Excel's Unicode text
+    task = read("own", write_files(tmp_path, files))
     assert [each.text_a for each in task.examples["dev"]] == ['he said "no"', "fine", '"all"', ""]
     assert task.examples["dev"] == task.examples["train"]
-    shared = "4 of 4 examples of dev have a text that train has"
-    assert task.notes == tuple(f"1 example of {x} without text" for x in ("train", "dev")) + (
-        shared,
-    )
-    raw = said.replace('""no""', '"no')  # one quote that is not CSV's: all of them are text
-    task = read("own", write_files(tmp_path, {"train.tsv": raw}))
-    assert task.examples["train"][2].text_a == '"""all"""'
+    assert task.notes[0] == "1 example of train without text"
+    assert task.notes[2] == "4 of 4 examples of dev have a text that train has"
+    raw = write_files(tmp_path, {"train.tsv": said.replace('""no""', '"no')})  # not as CSV has it
+    assert read("own", raw).examples["train"][2].text_a == '"""all"""'
 
 
 def test_a_text_of_csv_may_be_long(tmp_path):

@@ -305,10 +305,8 @@ def test_what_is_not_text_is_skipped_and_named(tmp_path):
     hostile = {
         "b.txt.gz": (gzip.compress(b"\0tar\0"), "binary"),
         "image.png": (b"\x89PNG\r\n\x1a\n\0\0", "binary"),
-        "latin.txt": (
-            "Größe, naïve: mostly ASCII, not read".encode("latin-1"),
-            "not UTF-8; if it is cp1252, read it with --set encoding=cp1252",
-        ),
+        "latin.txt": ("Größe, naïve: mostly ASCII, not read".encode("latin-1"),
+                      "not UTF-8; if it is cp1252, read it with --set encoding=cp1252"),
         "koi8.txt": ("Жизнь".encode("koi8-r"), "binary, or text that is not UTF-8"),
         "utf16.txt": ("text".encode("utf-16"), "UTF-16; read it with --set encoding=utf-16"),
     }  # fmt: skip
@@ -328,8 +326,8 @@ def test_what_is_not_text_is_skipped_and_named(tmp_path):
         assert {path.name: kind for path, kind in found.passed_over} == expected | links
     assert find_sources([str(tmp_path / "pipe")]).files == (tmp_path / "pipe",)
     refuse("/dev/null is not text: not a regular file", lambda: find_sources(["/dev/null"]))
-    for name in ("a.txt", "stray.txt"):
-        (tmp_path / name).unlink()
+    (tmp_path / "a.txt").unlink()
+    (tmp_path / "stray.txt").unlink()
     refuse("pipe (not a regular file)", lambda: find_sources([str(tmp_path)]))
 
 

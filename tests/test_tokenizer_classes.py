@@ -87,13 +87,9 @@ def compare(folder, texts=(*LINES, *ODD), roles=ROLES):
     return ours
 
 
-FILES = {
-    "XLMRobertaTokenizer": "sentencepiece.bpe.model",
-    "CamembertTokenizer": "sentencepiece.bpe.model",
-    "AlbertTokenizer": "spiece.model",
-    "DebertaV2Tokenizer": "spm.model",
-    "PreTrainedTokenizer": "tokenizer.model",
-}
+FILES = {"AlbertTokenizer": "spiece.model", "DebertaV2Tokenizer": "spm.model"}
+FILES |= dict.fromkeys(("XLMRobertaTokenizer", "CamembertTokenizer"), "sentencepiece.bpe.model")
+FILES["PreTrainedTokenizer"] = "tokenizer.model"
 SPM = {
     "the issue's": ("XLMRobertaTokenizer", "plain", {}),
     "fast": ("XLMRobertaTokenizerFast", "plain", {}),

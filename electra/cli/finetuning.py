@@ -114,9 +114,9 @@ def _print_plan(job: "Job", rest: str) -> None:
     found = ", ".join(f"{len(each):,} in {split}" for split, each in question.examples.items())
     if isinstance(question.family, Classification) and (names := question.family.labels):
         counts = Counter(names[each.label] for each in question.examples["train"]).most_common()
-        more = f", and {len(counts) - MAX_LABELS} more" if len(counts) > MAX_LABELS else ""
-        told = (f"{name} {count:,}" for name, count in counts[:MAX_LABELS])
-        found = f"{found}; labels of train: {', '.join(told)}{more}"
+        told = [f"{name} {count:,}" for name, count in counts]
+        told[MAX_LABELS:] = [f"and {len(told) - MAX_LABELS} more"] * (len(told) > MAX_LABELS)
+        found = f"{found}; labels of train: {', '.join(told)}"
     for note in question.notes:
         print_note(note)
     print_dry_run(job.config, f"read {files} (columns {columns}; {found}), {rest}")

@@ -133,9 +133,8 @@ def _explain(request: Request, error: Exception) -> JSONResponse:
         whole = "the body must be a JSON object, sent with Content-Type: application/json"
         return refuse(422, f"{place}: {first['msg']}" if place else whole)
     if isinstance(error, HTTPException):
-        told = {"Not Found": "no such path", "Method Not Allowed": f"not for {request.method}"}
-        known = told.get(error.detail)
-        detail = f"{known}; GET /docs lists the requests" if known else error.detail
+        is_routers = error.detail in ("Not Found", "Method Not Allowed")
+        detail = f"{error.detail}; GET /docs lists the requests" if is_routers else error.detail
         return refuse(error.status_code, detail, error.headers)
     if isinstance(error, Full):
         return refuse(429, str(error), {"Retry-After": str(error.retry_after)})

@@ -383,7 +383,9 @@ class Task:
 
     def encode(self, tokenizer: Tokenizer, sequence_length: int) -> dict[str, Rows]:
         """Return the rows of every split, of at most `sequence_length` tokens."""
-        splits = self.examples | {"train": self.training_examples}
+        splits = dict(self.examples)
+        if self.swaps_pairs:
+            splits["train"] = self.training_examples
         return {
             split: self.family.encode(examples, tokenizer, sequence_length)
             for split, examples in splits.items()

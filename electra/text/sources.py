@@ -317,11 +317,10 @@ def why_no_text(first: bytes, encoding: str) -> str:
         likely = guess(first) if len(first) >= FEW_BYTES else ""
     except UserError:
         likely = ""
-    if _is_mostly(first, UTF8):
-        likely = likely or "cp1252"
-        return f"not UTF-8; if it is {likely}, read it with --set encoding={likely}"
+    is_text = _is_mostly(first, UTF8)
+    kind, likely = "" if is_text else "binary, or text that is ", likely or "cp1252" * is_text
     advice = f"; if it is {likely}, read it with --set encoding={likely}" if likely else ""
-    return f"binary, or text that is not UTF-8{advice}"
+    return f"{kind}not UTF-8{advice}"
 
 
 def tell_form(
