@@ -318,9 +318,9 @@ def why_no_text(first: bytes, encoding: str) -> str:
     except UserError:
         likely = ""
     is_text = _is_mostly(first, UTF8)
-    kind, likely = "" if is_text else "binary, or text that is ", likely or "cp1252" * is_text
+    likely = likely or ("cp1252" if is_text else "")
     advice = f"; if it is {likely}, read it with --set encoding={likely}" if likely else ""
-    return f"{kind}not UTF-8{advice}"
+    return f"{'' if is_text else 'binary, or text that is '}not UTF-8{advice}"
 
 
 def tell_form(
