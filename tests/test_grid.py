@@ -48,7 +48,7 @@ def test_the_best_by_the_median_on_dev_comes_first_and_dev_is_named(found):
     assert results["best"] == ranked[0]
     assert medians[ranked[0]] > medians[ranked[-1]]
     assert results["notes"][-1] == CHOSEN_ON_DEV
-    assert results["notes"][0].startswith("longer than rows of 32 tokens, and cut: 8 of 160 in tr")
+    assert results["notes"][1].startswith("longer than rows of 32 tokens, and cut: 8 of 160 in tr")
     assert (results["metric"], results["num_seeds"]) == ("accuracy", 2)
     table = tabulate(results)
     assert table.headers[:3] == ["learning_rate", "epochs", "accuracy, median on dev"]
@@ -130,7 +130,7 @@ def test_the_verb(start, toy_question, tmp_path, capsys):
     words += ["--set", "epochs=1", "threads=1", "--grid", "learning_rate=1e-3,3e-3"]
     printed = succeed(capsys, *words, "--dry-run").out
     assert "fine-tune once with each of learning_rate=1e-3 learning_rate=3e-3" in printed
-    assert "(columns text, label; 160 in train, 60 in dev)" in printed
+    assert "(columns text, label; 160 in train, 60 in dev; labels of train: " in printed
     assert not list(tmp_path.iterdir())
     printed, told = succeed(capsys, *words)
     best = json.loads((tmp_path / "out/results.json").read_text())["best"]

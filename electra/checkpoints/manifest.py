@@ -20,7 +20,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a run or a fine-tuning: facts of the folder, and a list "sessions"."""
     path = folder / "manifest.json"
     manifest = read_object(path)
-    sessions = manifest.get("sessions")
+    if "sessions" not in manifest:  # older versions wrote the first session's facts at the top
+        of_run: dict[str, Any] = {k: manifest.pop(k) for k in ("shards", "seed") if k in manifest}
+        manifest = of_run | {"sessions": [manifest]}
+    sessions = manifest["sessions"]
     is_list = isinstance(sessions, list) and all(isinstance(each, dict) for each in sessions)
     require(is_list, f"{path} is damaged: sessions must be a list of objects")
     return manifest

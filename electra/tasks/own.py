@@ -46,9 +46,7 @@ def read_own_task(data: Path, config: OwnTaskConfig) -> Task:
         ]
         for split, parts in tables.items()
     }
-    examples = {
-        split: [each for _, part in parts for each in part] for split, parts in read.items()
-    }
+    found = {split: [each for _, part in parts for each in part] for split, parts in read.items()}
     metrics = OWN_METRICS[config.kind]
     headline = config.metric or metrics[0]
     metrics = (headline, *(metric for metric in metrics if metric != headline))
@@ -56,10 +54,10 @@ def read_own_task(data: Path, config: OwnTaskConfig) -> Task:
     return Task(
         config.name,
         Classification(metrics, labels, label_range, has_pairs=len(texts) > 1),
-        examples,
+        found,
         files=paths,
         columns=(*texts, config.label),
-        notes=tuple(_note_texts(examples)),
+        notes=tuple(_note_texts(found)),
     )
 
 
@@ -109,11 +107,8 @@ def _collect_labels(train: list[TableFile], column: str) -> tuple[str, ...]:
     for name, place in places.items():
         require(name != "", f"{place}: {column!r} is empty; leave the row out, or give it a label")
         require(name.isprintable(), f"{place}: the label {name!r} must be printable")
-        twin = name.strip()
-        require(
-            twin == name or twin not in places,
-            f"{place}: the label {name!r} is {twin!r} but for spaces; make them one",
-        )
+        is_one = (twin := name.strip()) == name or twin not in places
+        require(is_one, f"{place}: the label {name!r} is {twin!r} but for spaces; make them one")
     return labels
 
 
