@@ -730,13 +730,17 @@ def test_shards_that_moved_are_named_once(unfinished, toy_shards, tmp_path):
 
 
 def test_the_manifest_tells_of_every_session(unfinished):
+    """Also of a run that an older version began, whose manifest told of the first alone."""
     path = unfinished / "manifest.json"
-    (before,) = json.loads(path.read_text())["sessions"]
+    manifest = json.loads(path.read_text())
+    (session,) = manifest.pop("sessions")
+    assert session["first_step"] == 0
+    path.write_text(json.dumps({**manifest, **session, "commit": "an older one"}))
     resume(unfinished, ignore)
-    first, second = json.loads(path.read_text())["sessions"]
-    assert first == before
-    assert [first["first_step"], second["first_step"]] == [0, 12]
-    assert second.keys() == first.keys()
+    sessions = json.loads(path.read_text())["sessions"]
+    assert [each["first_step"] for each in sessions] == [0, 12]
+    assert [each["commit"] for each in sessions] == ["an older one", session["commit"]]
+    assert sessions[1].keys() == session.keys()
 
 
 def test_the_manifest_tells_that_the_compiler_failed(train, monkeypatch):

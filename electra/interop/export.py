@@ -324,8 +324,7 @@ def _write_form(folder: Path, outgoing: Outgoing, form: Form) -> str:
         return write_gguf(folder / GGUF_FILE, outgoing.network, outgoing.tokenizer, outgoing.length)
     tokenizer, length = outgoing.tokenizer, outgoing.length
     has_segments = "token_type_ids" in list_inputs(outgoing.network.sizes, outgoing.module)
-    has_head = outgoing.kind not in ("", "PreTraining", "MaskedLM", "CausalLM")
-    tokenizer.write(folder, length, has_segments, is_literal=has_head)
+    tokenizer.write(folder, length, has_segments, is_literal=outgoing.kind in KINDS.values())
     names = zip(KNOWN_NAMES, tokenizer.special_tokens, strict=True)
     write_json(folder / "special_tokens_map.json", {f"{role}_token": each for role, each in names})
     return write_network(folder, outgoing, form)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from electra.config import EncoderConfig, FinetuneConfig
-from electra.errors import require
+from electra.errors import UserError, require
 from electra.tasks.rows import Outputs, Rows, TaskBatch
 from electra.text.streams import STDIN
 from electra.text.tables import TableFile, format_of, stem_of
@@ -123,11 +123,10 @@ def find_splits(
         elif not paths and split == "train":
             paths = [data]
         found |= {split: paths} if paths else {}
-    advice = f", or name it with {setting}.train" if setting else ""
-    listed = ", ".join(formats)
-    near = next((path.name for path in folder.glob("train.*")), "")
-    told = f"; {near} is none of these" if near else ""
-    require("train" in found, f"{data} has no train file; add train with {listed}{advice}{told}")
+    if "train" not in found:
+        listed = ", ".join(formats) + (f", or name it with {setting}.train" if setting else "")
+        near = "".join(f"; {path.name} is none of these" for path in [*folder.glob("train.*")][:1])
+        raise UserError(f"{data} has no train file; add train with {listed}{near}")
     paths = [path for each in found.values() for path in each]
     twice = [path for path in paths if paths.count(path) > 1]
     require(not twice, f"{', '.join(map(str, twice[:1]))} is of two splits; each has its own file")

@@ -9,7 +9,6 @@ The name tells the form of .jsonl, .csv, .tsv, .parquet and .arrow files, and th
 that of all others.
 """
 
-import codecs
 import glob
 import os
 import re
@@ -31,6 +30,7 @@ from electra.text.streams import (
     STDIN,
     UTF8,
     check_encoding,
+    decode_beginning,
     detect,
     find_mark,
     find_urls,
@@ -297,7 +297,7 @@ def look(path: Path, settings: TextConfig) -> tuple[Form | None, str]:
     if kind := why_no_text(first, settings.encoding):
         return None, kind
     name = (detect(first) or UTF8) if settings.encoding == DETECT else settings.encoding
-    head = codecs.getincrementaldecoder(name)("replace").decode(first)
+    head, _ = decode_beginning(first, name)
     return tell_form(path, head, settings, is_whole=len(first) < FIRST_BYTES)
 
 
@@ -404,10 +404,8 @@ def _tell_table(
 
 def _is_mostly(first: bytes, encoding: str) -> bool:
     """Return whether most of a text is valid in an encoding."""
-    # The last character may be incomplete, so `final` stays False.
     try:
-        text = codecs.getincrementaldecoder(encoding)("replace").decode(first)
+        text, num_invalid = decode_beginning(first, encoding)
     except UnicodeError:
         return False
-    num_invalid = text.count("\ufffd") - first.count("\ufffd".encode())
     return num_invalid <= MAX_INVALID_SHARE * len(text)

@@ -210,11 +210,16 @@ def detect(first: bytes) -> str:
 
 def looks_utf8(first: bytes, stray: float = 0.0) -> bool:
     """Return whether a text is UTF-8, some bytes of which may be invalid: a share `stray` of it."""
-    # Neither stray bytes nor a last character that is cut off make another encoding of it.
-    text = codecs.getincrementaldecoder(UTF8)("replace").decode(first)
-    others = sum(map(len, re.findall(r"[^\0-\x7f]+", text)))
-    num_invalid = text.count("\ufffd") - first.count("\ufffd".encode())
+    text, num_invalid = decode_beginning(first, UTF8)
+    others = len(text) - len(text.encode("ascii", "ignore"))
     return num_invalid <= max(MAX_INVALID_SHARE * others, stray * len(text))
+
+
+def decode_beginning(first: bytes, encoding: str) -> tuple[str, int]:
+    """Return the text that begins with these bytes, and how many of its characters are invalid."""
+    # A last character that is cut off is none of them, so `final` stays False.
+    text = codecs.getincrementaldecoder(encoding)("replace").decode(first)
+    return text, text.count("\ufffd") - first.count("\ufffd".encode())
 
 
 def guess(first: bytes) -> str:

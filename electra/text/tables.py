@@ -370,7 +370,7 @@ def _read_separated(
     lines = text.split("\n") if is_tsv else io.StringIO(text, newline="")
     columns = columns if is_tsv else ()
     found = list(_split_rows(path, lines, columns, "", separator, may_be_short))
-    found = _unquote(found) if is_tsv else found
+    found = _unquote(found) if is_tsv and separator in ("", "\t") else found
     columns = tuple(found.pop(0)[1]) if found else ()
     twice = [name for name in columns if columns.count(name) > 1]
     require(not twice, f"{path}: two columns are named {''.join(twice[:1])!r}")
