@@ -20,7 +20,7 @@ from electra.checkpoints.folder import read_pretrained
 from electra.checkpoints.names import ELECTRA
 from electra.config import PrepareConfig
 from electra.errors import UserError
-from electra.files import read_object
+from electra.files import read_object, write_json
 from electra.inference.ask import detect, fill, load_asked
 from electra.inference.network import load_encoder
 from electra.interop.importing import find_roles, import_model
@@ -150,8 +150,8 @@ def draw_ids(*shape):
 def bert(toy_tokenizer, tmp_path):
     """A folder of BertForMaskedLM with random weights."""
     config = transformers.BertConfig(
-        vocab_size=toy_tokenizer.vocab_size, hidden_size=64, num_hidden_layers=2,
-        num_attention_heads=2, intermediate_size=128, max_position_embeddings=32,
+        vocab_size=toy_tokenizer.vocab_size, hidden_size=96, num_hidden_layers=2,
+        num_attention_heads=12, intermediate_size=128, max_position_embeddings=32,
     )  # fmt: skip
     model = draw_weights(transformers.BertForMaskedLM(config))
     toy_tokenizer.save(tmp_path / "bert")
@@ -172,7 +172,13 @@ def as_pickle(folder, model):
     torch.save(old, folder / "pytorch_model.bin")
 
 
-@pytest.mark.parametrize("change", [None, as_shards, as_pickle])
+def without_heads(folder, model):
+    config = read_object(folder / "config.json")
+    assert config.pop("num_attention_heads") == 12  # as BertConfig has it
+    write_json(folder / "config.json", config)
+
+
+@pytest.mark.parametrize("change", [None, as_shards, as_pickle, without_heads])
 @torch.no_grad()
 def test_bert_is_an_encoder_and_a_generator(bert, tmp_path, change):
     model, folder = bert
@@ -377,8 +383,8 @@ def test_longer_positions(bert, tmp_path, how):
     starts = [tmp_path / start for start in ("old", "new")]
     old, new = (load_file(each / "generator/model.safetensors")[name] for each in starts)
     before, model = (transformers.ElectraModel.from_pretrained(each).eval() for each in starts)
-    assert new.shape == (50, 64)
-    assert model(ids).last_hidden_state.shape == (2, 50, 64)
+    assert new.shape == (50, 96)
+    assert model(ids).last_hidden_state.shape == (2, 50, 96)
     assert read_object(tmp_path / "new/tokenizer_config.json")["model_max_length"] == 50
     if how == "repeat":
         assert torch.equal(new, torch.cat([old, old[:18]]))

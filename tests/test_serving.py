@@ -415,6 +415,19 @@ def test_busy_services_refuse_with_429(run):
     assert all("try again" in answer["error"] for _, answer in refused)
 
 
+def test_what_nobody_waits_for_is_not_computed(run):
+    request = post(json.dumps({"texts": [" ".join(WORDS * 100)] * 32}).encode())
+    counted = rb'electra_requests_total{status="([0-9]+)",verb="detect"} (.*)'
+    with served(run, limits=["batch_items=1"]) as (_, port):
+        for _ in range(8):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(request)
+        counts = []
+        while sum(float(count) for _, count in counts) < 8:
+            counts = re.findall(counted, ask(port, "GET", "/metrics")[2])
+        assert counts == [(b"499", b"8.0")]
+
+
 @pytest.mark.parametrize(
     ("count", "seconds", "statuses"), [(4, 60, {200}), (32, 1, {200, 429, 503})]
 )

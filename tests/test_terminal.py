@@ -58,7 +58,7 @@ def test_a_wait_for_the_compiler_is_told_and_no_record(capsys, open_terminal):
         display.show(TRAIN)
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if "compile" in line] == [f"# {BEFORE['compiling']}"]
-    assert sum(line.startswith("# Pre-training") for line in lines) == 1
+    assert sum(line.startswith(("# Pre-training", "# Learning")) for line in lines) == 2
     terminal = open_terminal()
     with Display(steps=10) as display:
         display.show({"part": "compiling", "step": 0})

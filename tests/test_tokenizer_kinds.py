@@ -78,7 +78,7 @@ def test_every_language_round_trips(tokenizer):
 
 def test_offsets_cover_every_character_of_every_language(tokenizer):
     for name, text in TEXTS.items():
-        for line in text.splitlines():
+        for line in (each for line in text.splitlines() for each in (line, f'"{line}')):
             ids, offsets = tokenizer.encode_with_offsets(line)
             assert ids == tokenizer.encode(line)
             starts, ends = zip(*offsets, strict=True)
@@ -88,6 +88,8 @@ def test_offsets_cover_every_character_of_every_language(tokenizer):
             missed = {place for place in range(len(line)) if place not in covered}
             assert all(line[place].isspace() for place in missed), (name, line)
             assert not any(line[start:end] != line[start:end].strip() for start, end in offsets)
+            begins = [place for place, one in zip(offsets, tokenizer.starts_word[ids]) if one]
+            assert len({*begins}) == len(begins), (name, line)
 
 
 def test_words_begin_where_they_do(tokenizer):
@@ -425,6 +427,7 @@ def test_what_a_tokenizer_does_with_a_text(tokenizer):
     stripping = Tokenizer.train(LINES * 3, TokenizerConfig(vocab_size=2000))
     scripts = report_text(stripping, TEXTS["Hindi"].splitlines()).scripts
     assert scripts["Devanagari"].marks_removed > 10
+    assert len(report_text(stripping, ["fox" * 99]).longest[0][1]) > 99
     refuse("the text holds no words", lambda: report_text(tokenizer, ["", " "]))
 
 

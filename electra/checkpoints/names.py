@@ -365,7 +365,7 @@ BERT = Architecture(
     fields={name: each for name, each in _ELECTRA_FIELDS.items() if name != "embedding_size"},
     write_others=_write_bert,
     read_config=lambda values: _read_electra(
-        {**values, "embedding_size": values.get("hidden_size")}
+        {"num_attention_heads": 12, **values, "embedding_size": values.get("hidden_size")}
     ),
 )
 

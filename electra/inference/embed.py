@@ -83,8 +83,8 @@ def embed_units(
 ) -> list[Units]:
     """Return the embeddings of each text's words or tokens, in order, with their places.
 
-    The embedding of a word is the mean over its tokens. Punctuation marks are words. The other
-    arguments are those of `embed`.
+    The embedding of a word is the mean over its tokens. Punctuation marks are words; of BPE and
+    Unigram, those before a word are part of it. The other arguments are those of `embed`.
     """
     encoded = [network.tokenizer.encode_with_offsets(text) for text in texts]
     states = network.run_pieces(

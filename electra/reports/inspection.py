@@ -168,8 +168,8 @@ def report_text(tokenizer: Tokenizer, lines: Iterable[str]) -> TextReport:
     report.total = Share(*map(sum, zip(*map(astuple, scripts.values()), strict=True)))
     report.scripts = dict(sorted(scripts.items(), key=lambda item: -item[1].words))
     for _, word in sorted(lengths)[:NUM_LONGEST]:
-        shown = word[:MAX_SAMPLE_CHARS]
-        report.longest.append((shown, tokenizer.tokens(tokenizer.encode(before + shown))))
+        tokens = tokenizer.encode(before + (break_words(word) if is_broken else word))
+        report.longest.append((word[:MAX_SAMPLE_CHARS], tokenizer.tokens(tokens)))
     strange = [each for each in suspect.items() if tokenizer.unk_id in tokenizer.encode(each[0])]
     report.unknown = sorted(strange, key=lambda item: (-item[1], item[0]))[:NUM_LONGEST]
     return report

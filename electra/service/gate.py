@@ -21,6 +21,8 @@ OPEN = ("/", "/health", "/ready")
 DOCS = ("/docs", "/openapi.json", "/static-offline-docs/")
 """Beginnings of others: a browser opens them, and cannot send one."""
 HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
+CLIENT_GONE = 499
+"""What nginx counts where nobody waits for an answer any more."""
 VERB = re.compile(r"/models/[^/]+/(detect|fill|predict|picture|embed|curves)")
 
 
@@ -94,17 +96,26 @@ class Gate:
             await send(message)
 
         self.num_requests += 1
+        gone = None
         try:
             body = await self._admit(Request(scope, receive))
-            await self.app(scope, _replay(body, receive), note)
+            answer = asyncio.ensure_future(self.app(scope, _replay(body, receive), note))
+            if body:
+                gone = asyncio.ensure_future(_wait_for_end(receive))
+                gone.add_done_callback(lambda _: answer.cancel())
+            await answer
         except HTTPException as error:
             headers = {**(error.headers or {}), "Connection": "close"}
             await refuse(error.status_code, error.detail, headers)(scope, receive, note)
-        except asyncio.CancelledError:  # by uvicorn, when the time for stopping is up
-            if not status:
+        except asyncio.CancelledError:
+            if gone and gone.done():
+                status = CLIENT_GONE
+            elif not status:  # by uvicorn, when the time for stopping is up
                 headers = {"Retry-After": "5", "Connection": "close"}
                 await refuse(503, "the service has stopped", headers)(scope, receive, note)
         finally:
+            if gone:
+                gone.cancel()
             self.num_requests -= 1
             seconds = time.perf_counter() - began
             self.meters.observe_request(scope["path"], status or 500, seconds)
@@ -150,6 +161,12 @@ class Gate:
 def refuse(status: int, line: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """Return an answer with one line of what is wrong."""
     return JSONResponse({"error": line.encode(errors="replace").decode()}, status, headers)
+
+
+async def _wait_for_end(receive: Receive) -> None:
+    """Wait until the client has gone, or has its answer."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

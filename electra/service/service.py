@@ -105,7 +105,8 @@ class Service:
         require(max(sizes) <= longest, told)
         futures = map(asyncio.wrap_future, self.queue.submit(question, values, sizes))
         try:
-            return await asyncio.wait_for(asyncio.gather(*futures), self.config.max_seconds)
+            async with asyncio.timeout(self.config.max_seconds):
+                return await asyncio.gather(*futures)
         except TimeoutError:
             message = f"no answer within {self.config.max_seconds:g} s"
             raise HTTPException(503, message, {"Retry-After": "5"}) from None

@@ -100,7 +100,7 @@ class Display:
     def show(self, record: Mapping[str, Any]) -> None:
         """Show a record: redraw the panel on a terminal, print a line of numbers elsewhere."""
         if not self._has_begun:
-            self._begin("disc_loss" in record)
+            self._begin()
         part = record["part"]
         if part in BEFORE:
             self._tell(BEFORE[part])
@@ -119,20 +119,20 @@ class Display:
             else:
                 self._print_record(record)
 
-    def _begin(self, is_judged: bool) -> None:
+    def _begin(self) -> None:
         self._has_begun = True
         self._screen.start()
         self._screen.print_line(f"# {self._title}: {self._steps:,} steps.")
-        if is_judged:
-            self._screen.print_line(
-                "# Learning: disc loss falls below const loss, that of a constant prediction."
-            )
 
     def _tell(self, text: str) -> None:
         self._screen.draw(Text(text, "dim"))
         self._screen.print_line(f"# {text}")
 
     def _print_record(self, record: Mapping[str, Any]) -> None:
+        if self._num_lines == 1 and "disc_loss" in record:
+            self._screen.print_line(
+                "# Learning: disc loss falls below const loss, that of a constant prediction."
+            )
         if self._num_lines % LINES_BETWEEN_HEADERS == 1:
             for line in header_lines():
                 self._screen.print_line(line)

@@ -397,7 +397,7 @@ def show_tokens(definition: Mapping[str, Any], tokens: Sequence[str]) -> list[tu
 
     Where spaces are part of the tokens ("Ġ" of byte-level BPE, "▁" of SentencePiece), a token
     begins a word if it begins with one, with a character that is no letter, digit or combining
-    mark, or with an ideograph: so words end where BERT's do.
+    mark, or with an ideograph: so words end where BERT's do, but have the marks before them.
     """
     model = definition["model"]
     if model["type"] == "WordLevel":

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any, Self
 
 import numpy as np
@@ -48,6 +49,7 @@ TRIAL = [
 ]
 """Texts on which a damaged or endless pattern of a tokenizer shows itself."""
 CANNOT = "the tokenizer cannot encode this text"
+ONE_AT_A_TIME = Lock()
 
 
 @contextmanager
@@ -64,14 +66,15 @@ def _no_panic(what: str) -> Iterator[None]:
 @contextmanager
 def _no_report() -> Iterator[None]:
     """Keep what a panic writes to the standard error of the process off the terminal."""
-    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nothing)
+    with ONE_AT_A_TIME:  # of two threads, one would keep what the other has put there
+        kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            os.close(nothing)
 
 
 def build(state: State, definition: Definition) -> tokenizers.Tokenizer:
@@ -351,10 +354,13 @@ class Tokenizer:
             letters = (*(unicodedata.category(char) != "Mn" for char in text), True)
             offsets = [(start, letters.index(True, end)) for start, end in offsets]
         if not self.is_bert:
+            signs = [self.tokens_by_id[index] in SPACE_MARKS for index in encoding.ids]
             words = [text[start:end].lstrip() for start, end in offsets]
-            offsets = [
-                (end - len(word), end - len(word) + len(word.rstrip()))
-                for word, (_, end) in zip(words, offsets, strict=True)
+            offsets = [  # a space that is only written shares the place of the first character
+                (start, start)
+                if is_sign and word
+                else (end - len(word), end - len(word) + len(word.rstrip()))
+                for is_sign, word, (start, end) in zip(signs, words, offsets, strict=True)
             ]
         return self._clear(encoding.ids), offsets
 
