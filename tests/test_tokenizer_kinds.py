@@ -78,7 +78,7 @@ def test_every_language_round_trips(tokenizer):
 
 def test_offsets_cover_every_character_of_every_language(tokenizer):
     for name, text in TEXTS.items():
-        for line in (each for line in text.splitlines() for each in (line, f'"{line}')):
+        for line in (*text.splitlines(), f'"{text}"'):
             ids, offsets = tokenizer.encode_with_offsets(line)
             assert ids == tokenizer.encode(line)
             starts, ends = zip(*offsets, strict=True)
@@ -88,7 +88,7 @@ def test_offsets_cover_every_character_of_every_language(tokenizer):
             missed = {place for place in range(len(line)) if place not in covered}
             assert all(line[place].isspace() for place in missed), (name, line)
             assert not any(line[start:end] != line[start:end].strip() for start, end in offsets)
-            begins = [place for place, one in zip(offsets, tokenizer.starts_word[ids]) if one]
+            begins = [*itertools.compress(offsets, tokenizer.starts_word[ids])]
             assert len({*begins}) == len(begins), (name, line)
 
 

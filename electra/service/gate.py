@@ -100,8 +100,8 @@ class Gate:
         try:
             body = await self._admit(Request(scope, receive))
             answer = asyncio.ensure_future(self.app(scope, _replay(body, receive), note))
-            if body:
-                gone = asyncio.ensure_future(_wait_for_end(receive))
+            if body:  # after it nothing comes but that the client has gone, or has its answer
+                gone = asyncio.ensure_future(receive())
                 gone.add_done_callback(lambda _: answer.cancel())
             await answer
         except HTTPException as error:
@@ -161,12 +161,6 @@ class Gate:
 def refuse(status: int, line: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """Return an answer with one line of what is wrong."""
     return JSONResponse({"error": line.encode(errors="replace").decode()}, status, headers)
-
-
-async def _wait_for_end(receive: Receive) -> None:
-    """Wait until the client has gone, or has its answer."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
