@@ -700,10 +700,11 @@ class PretrainConfig(Settings):
         self.must("model.type_vocab_size", model.type_vocab_size >= 2, "be >= 2, for two segments")
         learns = self.generator.kind == "network" and self.method.objective not in ALONE
         generator = self.generator.encoder(model) if learns else model
+        is_as_wide = generator.hidden_size == model.hidden_size
         self.must(
-            "generator.hidden_fraction",
+            f"generator.{'layers' if is_as_wide else 'hidden'}_fraction",
             sharing != "all" or generator == model,
-            "be 1, as generator.layers_fraction, for method.sharing all: networks of one size",
+            "be 1 for method.sharing all: networks of one size",
         )
         self.must(
             "model.num_hidden_layers",
@@ -728,18 +729,7 @@ class PretrainConfig(Settings):
             starts == "bert" or model.architecture != "electra" or model.embedding_size % 2 == 0,
             f"be even for train.initial_weights {starts}",
         )
-        narrow = min(model.hidden_size, generator.hidden_size)
-        instead = "" if narrow == model.hidden_size else ", or generator.hidden_fraction=1"
-        self.must(
-            "model.embedding_size",
-            starts == "bert" or model.embedding_size <= narrow,
-            f"be at most {narrow} for train.initial_weights {starts}, the hidden size of the "
-            f"narrowest network: set one of them{instead}",
-        )
-        if not learns:
-            return
         shared, most = self.generator.shared_layers, generator.num_hidden_layers
-        is_as_wide = generator.hidden_size == model.hidden_size
         self.must(
             "generator.shared_layers",
             not shared or (is_as_wide and shared <= most <= model.num_hidden_layers),
@@ -752,6 +742,13 @@ class PretrainConfig(Settings):
             not takes or model.architecture == "electra" or is_as_wide,
             f"be 1 for method.sharing {sharing}, method.scheme {scheme}, in architecture "
             f"{model.architecture}; a generator with generator.layers_fraction=0.25 is small too",
+        )
+        narrow = min(model.hidden_size, generator.hidden_size)
+        self.must(
+            "model.embedding_size",
+            starts == "bert" or model.embedding_size <= narrow,
+            f"be at most {narrow}, the hidden size of the narrowest network, for "
+            f"train.initial_weights {starts} (bert: of any size)",
         )
 
     @property

@@ -35,7 +35,7 @@ from electra.reports.runs import (
 from electra.reports.tokens import TokenView, describe
 from electra.reproduce.report import write_results
 from electra.reproduce.suite import Row, Suite
-from electra.settings import to_dict
+from electra.settings import override, to_dict
 from electra.terminal.live import Display
 from tools.claims import describe_gains, describe_mark, mark_table
 from tools.readme import BEGIN, END, update_readme
@@ -544,6 +544,14 @@ def test_every_session_is_an_origin(run_folder):
     assert rows["device"] == "Some CPU, 2 threads and Some GPU"
     assert rows["commit"] == "0123456789+changes and fedcba9876"
     assert rows["packages"] == "electra 0.1.0, torch 2.13.0"
+
+
+def test_settings_that_differ_are_facts(run_folder):
+    [run] = read_runs([run_folder])
+    other = dataclasses.replace(run, config=override(run.config, ["method.disc_weight=20"]))
+    rows = {name: cells for name, *cells in facts_table([run, other]).rows}
+    assert rows["method.disc_weight"] == [str(run.config.method.disc_weight), "20.0"]
+    assert [name for name in rows if "." in name] == ["method.disc_weight"]
 
 
 def test_verdicts_are_counted():

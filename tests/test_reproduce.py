@@ -693,6 +693,7 @@ def test_what_a_suite_refuses(tmp_path, changes, named):
         ({"finetune": {"all": ("max_train=9",)}}, "fine-tuning of own: unknown"),
         ({"set": ("train.stepps=9",)}, "settings of all rows: unknown"),
         ({"set": ("train.steps=100",)}, "train.steps follow from seeds and"),
+        ({"finetune": {"all": ("threads=1",)}}, "reseeds is 0 in a suite, and threads is"),
         ({"budget": 3e6}, "ELECTRA: its share of the budget, 3e+06, is less than a step"),
         ({"budget": 1e300}, "a budget of 1e+300 is 1,000,000,000 or more"),
         ({"rows": (Row(name="BERT"), Row(name="bert!"))}, "rows 'BERT' and 'bert!' differ in"),
@@ -819,6 +820,8 @@ def test_uncommitted_changes_are_told():
     facts = {"run": "BERT", "steps": 1, "tokens": 1, "devices": []}
     made = record("BERT", 0, 0.5) | facts | {"commits": ["0123456789abcdef+changes"]}
     assert "0123456789+changes" in report.trace_runs([made]).rows[0]
+    assert report.describe_commits([made, made]) == []
+    assert "several commits: BERT" in report.describe_commits([made, made | {"commits": ["f"]}])[0]
 
 
 def test_gains_are_paired_and_judged():

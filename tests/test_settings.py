@@ -94,7 +94,7 @@ REFUSED = [
     (TINY, "method.objective=mlm method.scheme=adversarial", "method.scheme"),
     (TINY, "method.scheme=two_stage", "method.sharing=none"),
     (TINY, f"{ALL} method.scheme=adversarial", "method.sharing"),
-    (TINY, "method.sharing=all", "generator.hidden_fraction"),
+    (TINY, "method.sharing=all", "generator.layers_fraction must be 1"),
     (TINY, "method.generator_steps=5", "method.scheme=two_stage"),
     (TINY, "method.mode=reference", "optimizer.matrices=adamw"),
     (TINY, f"{REFERENCE} method.mask_unit=span", "method.mask_unit=token"),

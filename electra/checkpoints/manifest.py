@@ -1,5 +1,6 @@
 """The manifest of a run or a fine-tuning: command, versions and machine of each session."""
 
+import hashlib
 import platform
 import subprocess
 import sys
@@ -54,17 +55,21 @@ def amend_session(folder: Path, **facts: Any) -> None:
 
 
 def find_commit() -> str | None:
-    """Return the commit of the code, with "+changes" if tracked files differ; None if unknown."""
+    """Return the commit of the code; None if it is unknown.
+
+    If tracked files differ, "+changes-" and the beginning of the sha256 of their difference follow.
+    """
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
     try:
         answers = [
             subprocess.run(
-                ["git", "-C", str(root), *words], capture_output=True, text=True, check=True
+                ["git", "-C", str(root), *words], capture_output=True, check=True
             ).stdout.strip()
-            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+            for words in (["rev-parse", "HEAD"], ["diff", "HEAD"])
         ]
     except (OSError, subprocess.CalledProcessError):
         return None
-    return answers[0] + ("+changes" if answers[1] else "")
+    name, changes = answers[0].decode(), answers[1]
+    return name + (f"+changes-{hashlib.sha256(changes).hexdigest()[:8]}" if changes else "")

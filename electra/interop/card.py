@@ -44,6 +44,7 @@ def describe_run(run: Path, step: int) -> Facts:
         "steps": f"{step:,} of {until.config.train.steps:,}",
         "data": f"`{Path(shards.get('folder', '?')).name}`, sha256 {shards.get('sha256', '?')}",
     }
+    del facts["encoder"]  # the card has a line of its own
     reached = summarise(until.last_heldout).items()
     return [*facts.items(), *((f"held-out {name}", f"{value:.4f}") for name, value in reached)]
 

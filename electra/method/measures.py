@@ -77,9 +77,7 @@ class Measures:
             record["constant_disc_loss"] = entropy(record["replaced_rate"])
             record["disc_auc"] = area_under_curve(self.counts_2K)
             self.counts_2K.zero_()
-        record["loss"] = sum(
-            weight * record[name] for name, weight in self.loss_weights.items() if name in record
-        )
+        record["loss"] = sum(weight * record[name] for name, weight in self.loss_weights.items())
         return record
 
 

@@ -20,7 +20,7 @@ from electra.files import HASHES, check_hashes, parse_json, read_object, read_te
 from electra.reports.glossary import GLOSSARY, format_count, format_metric, format_seconds
 from electra.reports.rendering import Table, to_markdown
 from electra.reports.tokens import Sentence, TokenView, suspect_as_many
-from electra.settings import from_dict
+from electra.settings import differences, flatten, from_dict, to_dict
 
 UNKNOWN = "not recorded"
 MetricsRecord = Mapping[str, Any]
@@ -498,11 +498,13 @@ def models_table(models: Sequence[Model]) -> Table:
 
 
 def facts_table(runs: Sequence[Run]) -> Table:
-    """Return the settings and the environment of each run, one column per run."""
+    """Return the settings and the environment of each run, and all settings that differ."""
     facts = []
+    differ = {name for run in runs for name in differences(runs[0].config, run.config)}
     for run in runs:
         with refuse_unlike(f"manifest.json of {run.name} is not that of a run"):
-            facts.append(list_facts(run))
+            settings = flatten(to_dict(run.config))
+            facts.append(list_facts(run) | {k: str(v) for k, v in settings if k in differ})
     names = facts[0] if facts else ()
     rows = [[name, *(column[name] for column in facts)] for name in names]
     return Table(["", *(run.name for run in runs)], rows)

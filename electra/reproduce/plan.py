@@ -172,8 +172,12 @@ def finetune_configs(
 ) -> dict[str, FinetuneConfig]:
     """Return the settings of a run's fine-tunings on a task, by combination of the suite's grid."""
     # A collapsed seed counts, so that all rows have the same seeds.
-    fixed = ["reseeds=0", f"threads={config.train.threads}", *suite.fixed_settings(task, row)]
-    return combine(finetune_preset(config.model), fixed, suite.grid)
+    fixed, own = ["reseeds=0", f"threads={config.train.threads}"], suite.fixed_settings(task, row)
+    require(
+        not {"reseeds", "threads"} & {setting_name(setting) for setting in (*own, *suite.grid)},
+        "reseeds is 0 in a suite, and threads is train.threads of the pre-training; leave them out",
+    )
+    return combine(finetune_preset(config.model), [*fixed, *own], suite.grid)
 
 
 def probe_step(config: PretrainConfig) -> float:

@@ -1,5 +1,6 @@
 """The files of a suite's results: records, tables in Markdown and LaTeX, figures, one HTML page."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -74,6 +75,7 @@ def write_results(
         *describe(suite, compared, len(records), num_runs),
         *describe_collapses(suite, records),
         *describe_devices(compared, records),
+        *describe_commits(records),
     ]
     table = tabulate(suite, compared)
     scores = [[_name_line(cell), *map(str, cell.tasks.values())] for cell in cells]
@@ -143,7 +145,8 @@ def describe(suite: Suite, cells: Sequence[Cell], num_done: int, num_runs: int) 
             named = f"{cell.name} against {cell.against} ({cell.gain})"
             groups[VERDICTS[verdict]].append(named)
     found = [f"{title}: {'; '.join(named)}." for title, named in groups.items() if named]
-    return [f"The paper: {suite.paper}", here, *found]
+    paper = [f"The paper: {suite.paper}"] if suite.paper else []
+    return [*paper, here, *found]
 
 
 def describe_collapses(suite: Suite, records: Sequence[Record]) -> list[str]:
@@ -173,6 +176,16 @@ def describe_devices(cells: Sequence[Cell], records: Sequence[Record]) -> list[s
             named.append(f"{cell.name} and {cell.against} (seeds {', '.join(seeds)})")
     differ = "Perhaps not computed alike, since the recorded devices or dtypes differ"
     return [f"{differ}: {'; '.join(named)}."] if named else []
+
+
+def describe_commits(records: Sequence[Record]) -> list[str]:
+    """Return which rows have runs of different commits, if any have."""
+    commits: dict[str, set[object]] = defaultdict(set)
+    for record in records:
+        commits[record["row"]].update(record["commits"])
+    named = [row for row, each in commits.items() if len(each) > 1]
+    told = "Perhaps not of the same code, since these rows have runs of several commits"
+    return [f"{told}: {', '.join(named)}."] if named else []
 
 
 def tabulate(suite: Suite, cells: Sequence[Cell]) -> Table:

@@ -75,7 +75,7 @@ class Suite:
     """Rows, what is held equal between them, and how they are scored."""
 
     title: str
-    paper: str
+    paper: str = ""
     """What the paper found there, in a sentence or two."""
     reference: str
     """The row that the others are compared with."""
