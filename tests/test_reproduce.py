@@ -429,7 +429,9 @@ def test_a_row_that_fails_does_not_keep_the_others_back(toy_suite, refusal, star
     broken = f'[[rows]]\nname = "broken"\nset = {json.dumps(sets)}\n'
     text = TOY.replace("[0.5, 1.0]", "[1.0]").replace("[[rows]]", broken + "[[rows]]", 1)
     toy_suite.write_text(re.sub(r"paper = \[.*\n", "", text))
-    assert "(2 of 6 rows and seeds failed, the others are done)" in refusal()
+    told = refusal()
+    assert "(2 of 6 rows and seeds failed, the others are done)" in told
+    assert told.count("nowhere is not a shards folder") == 2
     rows = [each["run"] for each in read_all_records(tmp_path / "out")]
     assert rows == ["electra-1-seed-0", "bert-1-seed-0", "electra-1-seed-1", "bert-1-seed-1"]
 

@@ -206,12 +206,10 @@ class Session:
                         work |= {run.name: self._look(run) for run in worker.unit}
                         failures += worker.find_failures()
                         save()
-        for failure in failures[1:]:
-            warnings.warn(failure, stacklevel=2)
         if failures:
             raise UserError(
-                f"{failures[0]} ({len(failures)} of {len(units)} rows and seeds failed, the "
-                "others are done)"
+                f"{'; '.join(failures)} ({len(failures)} of {len(units)} rows and seeds failed, "
+                "the others are done)"
             )
 
     def _look(self, run: PlannedRun) -> float:
