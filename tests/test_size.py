@@ -32,7 +32,7 @@ def count_lines(paths):
 def test_package_and_tests_do_not_grow():
     """The aim is 26,000 lines of package and 16,500 of tests. Lower the numbers as they fall."""
     sources = list(PACKAGE.rglob("*.py"))
-    assert count_lines(sources) <= 35_081
+    assert count_lines(sources) <= 35_078
     assert len(sources) <= 154
     assert count_lines((ROOT / "tests").rglob("*.py")) <= 21_939
 

@@ -100,7 +100,9 @@ class Display:
     def show(self, record: Mapping[str, Any]) -> None:
         """Show a record: redraw the panel on a terminal, print a line of numbers elsewhere."""
         if not self._has_begun:
-            self._begin()
+            self._has_begun = True
+            self._screen.start()
+            self._screen.print_line(f"# {self._title}: {self._steps:,} steps.")
         part = record["part"]
         if part in BEFORE:
             self._tell(BEFORE[part])
@@ -118,11 +120,6 @@ class Display:
                 self._screen.draw(self._panel())
             else:
                 self._print_record(record)
-
-    def _begin(self) -> None:
-        self._has_begun = True
-        self._screen.start()
-        self._screen.print_line(f"# {self._title}: {self._steps:,} steps.")
 
     def _tell(self, text: str) -> None:
         self._screen.draw(Text(text, "dim"))
