@@ -31,7 +31,7 @@ def count_lines(paths):
 
 @pytest.mark.slow
 def test_package_tests_and_documents_have_a_limit():
-    """With air: what one change adds does not fail it. What a reader pays is reach (test_architecture).
+    """With air, so that no single change fails it: what counts is reach (test_architecture.py).
 
     Pages that a program writes say so in their first line, and do not count.
     """
