@@ -30,7 +30,7 @@ from electra.method.registry import sketch_objective
 from electra.presets import PRESETS, modern_sizes
 from electra.pretraining.acceleration import prepare_step
 from electra.pretraining.continuation import write_branch
-from electra.pretraining.evaluation import evaluate, heldout_batches
+from electra.pretraining.evaluation import evaluate, heldout_rows
 from electra.pretraining.init_from import describe_parts, fit_to_start, tell_parts
 from electra.pretraining.journal import Alarms
 from electra.pretraining.loop import pretrain, resume
@@ -180,7 +180,7 @@ def test_the_same_objective_goes_on_with_all_that_it_has_learnt(
     run = train("run", settings, "train.steps=6")
     model, config, start = begin(continued(toy_config, run, settings), toy_shards)
     assert set(describe_parts(model, config, start).values()) == {"init_from"}
-    heldout = heldout_batches(open_shards(toy_shards), config)
+    heldout = heldout_rows(open_shards(toy_shards), config)
     last, found = read_records(run, "heldout")[-1], evaluate(model, heldout, 8)
     assert {name: last[name] for name in found} == pytest.approx(found, rel=1e-5)
 
@@ -200,7 +200,7 @@ def test_an_imported_bert_goes_on_with_its_head(train, toy_shards, toy_config, t
     assert f"{role} head" in told.partition("(from")[0]
     assert "not used" not in told
     if objective == "mlm":
-        heldout = heldout_batches(open_shards(toy_shards), config)
+        heldout = heldout_rows(open_shards(toy_shards), config)
         last = read_records(run, "heldout")[-1]["mlm_loss"]
         assert evaluate(model, heldout, 8)["mlm_loss"] == pytest.approx(last, rel=1e-5)
 
