@@ -649,6 +649,9 @@ def test_records_and_files(run, toy_config):
         total = record["mlm_loss"] + toy_config.method.disc_weight * record["disc_loss"]
         assert record["loss"] == pytest.approx(total)
         assert 0 < record["replaced_rate"] < 0.2
+    for record in heldout:  # what the run has cost so far
+        (same,) = (each for each in train if each["step"] == record["step"])
+        assert (record["tokens"], record["flops"]) == (same["tokens"], same["flops"])
     results = json.loads((run / "results.json").read_text())
     assert results["heldout"] == heldout[-1]
     assert results["tokens"] == train[-1]["tokens"]
@@ -732,6 +735,13 @@ def test_samples_do_not_depend_on_accumulation(run, train):
         found.append([[view["original"] for view in row] for row in rows])
     assert len(found[0]) == 8
     assert found[0] == found[1]
+
+
+def test_a_held_out_record_between_two_log_windows_counts_the_tokens_since(run, train):
+    between = train("between", "train.log_every=12 train.evaluate_every=4 train.save_every=12")
+    tokens = {each["step"]: each["tokens"] for each in read_records(between, "heldout")}
+    expected = {each["step"]: each["tokens"] for each in read_records(run, "train")}
+    assert tokens == {step: expected[step] for step in (4, 8, 12)}
 
 
 def test_passes_over_the_text_are_told_first_and_many_with_a_note(train, toy_shards, toy_config):

@@ -240,7 +240,7 @@ class Session:
         """Evaluate on held-out rows, which process 0 does alone."""
         self.step.model.begin_step(done)
         with self.window.clock.paused(), gathered(self.step.model):
-            self.journal.evaluate(done)
+            self.journal.evaluate(done, self.window.num_tokens)
 
     def evaluate_at_start(self) -> None:
         """Evaluate if the run begins, or stopped before this evaluation."""
