@@ -486,7 +486,8 @@ class OptimizerConfig(Settings):
     others; shared embeddings have the rate of the others. The code of DeBERTaV3 (He et al. 2021)
     has an option for two rates, where embeddings shared by gdes have the generator's."""
     weight_decay: Annotated[float, Within("[0, inf)")] = 0.01
-    """Decoupled weight decay, multiplied by the learning rate. Biases and layer norms have none."""
+    """Decoupled weight decay, multiplied by the learning rate. Biases, norms and other vectors
+    have none."""
     adam_beta1: Annotated[float, Within("[0, 1)")] = 0.9
     """Decay of Adam's first moment per step."""
     adam_beta2: Annotated[float, Within("[0, 1)")] = 0.999

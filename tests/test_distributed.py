@@ -24,10 +24,10 @@ from electra.errors import UserError
 from electra.pretraining import loop
 from electra.pretraining.start import require_equal_shares
 from electra.pretraining.step import Step
-from electra.processes import Interrupted
+from electra.processes import Interrupted, usable_cores
 from electra.settings import override, to_dict
 from electra.training.distributed import joined
-from electra.training.machine import Machine
+from electra.training.machine import Machine, prepare_machine
 
 TESTS = Path(__file__).parent
 SECONDS = 120
@@ -111,7 +111,7 @@ import json, os, signal, sys, time
 from pathlib import Path
 from electra.config import PretrainConfig
 from electra.pretraining.loop import pretrain
-from electra.processes import Interrupted
+from electra.processes import Interrupted, usable_cores
 from electra.settings import from_dict
 shards, run, config = sys.argv[1:4]
 kills = sys.argv[4:]  # of each start: signal, rank and step
@@ -340,3 +340,13 @@ def test_captures_are_freed_before_the_group_is_left(train, monkeypatch, max_sec
     with nullcontext() if max_seconds else pytest.raises(Interrupted):
         train("run", "train.steps=2 optimizer.warmup_steps=0", max_seconds=max_seconds)
     assert order == ["closed", "left"]
+
+
+def test_processes_of_one_machine_share_its_cores(monkeypatch):
+    cores = usable_cores()
+    for name, value in (("RANK", 0), ("WORLD_SIZE", cores), ("LOCAL_RANK", 0)):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(cores))
+    assert prepare_machine("cpu", "float32", 0).threads == cores
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    assert prepare_machine("cpu", "float32", 0).threads == 1

@@ -49,6 +49,22 @@ def parts_of(config):
     return count_parts(sketch_objective(config), config.examples.sequence_length)
 
 
+def test_a_causal_model_predicts_all_tokens_but_the_first():
+    config = override(PRESETS["tiny"], ["method.objective=causal_lm", "model.causal=true"])
+    model, length = config.model, config.examples.sequence_length
+    (softmax,) = (part for part in parts_of(config) if part.name == "encoder: softmax")
+    head = 2 * model.embedding_size * (model.hidden_size + model.vocab_size)
+    assert softmax.forward == pytest.approx((1 - 1 / length) * head, rel=1e-9)
+
+
+def test_the_gate_of_modernbert_is_counted_with_its_products():
+    plain = sizes(64, 3)
+    gated = dataclasses.replace(plain, architecture="modernbert")
+    inner = plain.intermediate_size
+    gates = 3 * (2 * 64 * inner + inner) * 512  # additions as well
+    assert train(gated, 5, 7) - train(plain, 5, 7) == pytest.approx(2 * 5 * 7 * gates, rel=1e-9)
+
+
 # The script computes ELMo and XLNet from counts of another tool; their lines are constants in it.
 # Its T5 is left out: a decoder, whose heads are together wider than the hidden states.
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from electra.method.masking import (
     choose_positions,
     choose_positions_of_reference,
     count_slots,
+    crop_length,
     replace,
 )
 from electra.method.measures import Measures
@@ -481,6 +482,43 @@ def test_no_area_under_curve_of_one_kind_of_token(share):
     is_replaced = torch.full((2, 3), bool(share))
     measures.add(judge(torch.zeros(2, 3), is_replaced, torch.ones(2, 3, dtype=torch.bool)))
     assert math.isnan(measures.record()["disc_auc"])
+
+
+def test_logits_that_are_nan_are_ties():
+    """As an evaluation of a network that has diverged gives them."""
+    measures, is_replaced = Measures({}), torch.rand(4, 9, generator=rng(0)) < 0.5
+    logits = torch.full((4, 9), math.nan)
+    output = judge(torch.zeros(4, 9), is_replaced, torch.ones_like(is_replaced))
+    assert output.judgement
+    measures.add(output._replace(judgement=output.judgement._replace(logits_BL=logits)))
+    assert measures.record()["disc_auc"] == 0.5
+
+
+def test_a_mean_over_nothing_is_no_loss_of_0():
+    """All steps of a window were skipped."""
+    measures = Measures({"replaced_rate": 1.0})
+    flags = torch.ones(2, 3, dtype=torch.bool)
+    measures.add(judge(torch.zeros(2, 3), flags, flags), is_skipped=torch.tensor(True))
+    assert all(math.isnan(value) for value in measures.record().values())
+
+
+@pytest.mark.parametrize("length", range(8, 601, 7))
+def test_a_crop_fits_into_its_row(length):
+    """Nine tenths of what [CLS] and [SEP] enclose, rounded up, whatever the row's length."""
+    for real in range(3, length + 1):
+        assert real - (real - 2) // 10 <= crop_length(length) <= length
+
+
+def test_of_two_spans_with_almost_the_same_number_one_comes_first():
+    unit_BL = torch.tensor([[0] + 8 * [1] + 8 * [2] + [3]])
+    real_BL = torch.ones_like(unit_BL, dtype=torch.bool)
+    maskable_BL = (unit_BL == 1) | (unit_BL == 2)
+    uniform_BL = torch.zeros(1, 18)
+    uniform_BL[0, 1:3] = torch.tensor([0.5 + 2**-24, 0.5])  # the numbers of spans 1 and 2
+    index_BS, chosen_BS = choose_positions(
+        maskable_BL, real_BL, 8 / 18, uniform_BL, unit_BL, cuts=True
+    )
+    assert sorted(index_BS[chosen_BS].tolist()) == [*range(9, 17)]
 
 
 def test_measures_do_not_keep_logits():

@@ -67,7 +67,7 @@ def config_of(*settings):
 def build(*settings):
     """An objective with weights large enough to have opinions."""
     counts = torch.arange(1, VOCAB + 1)
-    model = build_objective(Parts(config_of(*settings), VOCABULARY, frequencies_V=counts))
+    model = build_objective(Parts(config_of(*settings), VOCABULARY._replace(counts_V=counts)))
     init_weights(model, 0.15, rng(0))
     return model
 
@@ -326,7 +326,7 @@ def test_masked_only(batch):
     labels = judgement.is_replaced_BL[is_chosen].float()
     expected = F.binary_cross_entropy_with_logits(judgement.logits_BL[is_chosen], labels)
     total, number = output.means["disc_loss"]
-    assert number == is_chosen.sum() == 14
+    assert judgement.judged_BL.sum() == is_chosen.sum() == 14
     torch.testing.assert_close(total / number, expected)
 
 
@@ -802,3 +802,14 @@ def test_what_is_kept_begins_alike_whatever_the_objective(start):
         kept = build_model(config, make_tokenizer(VOCAB), Machine()).kept.state_dict()
         expected = expected or kept
         assert all(torch.equal(tensor, expected[key]) for key, tensor in kept.items()), name
+
+
+@pytest.mark.parametrize(
+    ("objective", "prob"), [("rtd", 0.25), ("rtd_masked_only", 0.5), ("teams", 0.25)]
+)
+def test_the_first_judgement_is_the_share_of_replaced_tokens(objective, prob):
+    """If the generator is never right; of the masked tokens alone it is no share that could be."""
+    model = build(f"method.objective={objective}", "method.mask_prob=0.25")
+    model.set_constant_predictions(torch.ones(VOCAB))
+    bias = model.discriminator_head.dense_prediction.bias
+    torch.testing.assert_close(bias.sigmoid(), torch.tensor([prob]))

@@ -34,6 +34,16 @@ def test_learning_rate_value_by_value():
     assert rates[:6] == [learning_rate_at(step, 100, stable) for step in range(6)]
 
 
+def test_the_decay_has_a_whole_number_of_steps():
+    config = OptimizerConfig(learning_rate=1.0, warmup_steps=0, decay_fraction=0.35)
+    assert [learning_rate_at(step, 10, config) for step in (6, 7, 9)] == [1, 0.75, 0.25]
+
+
+def test_the_released_code_learns_without_a_warm_up():
+    config = OptimizerConfig(learning_rate=1.0, warmup_steps=0)
+    assert [learning_rate_at(step, 4, config, "reference") for step in (0, 3)] == [1, 0.25]
+
+
 def test_learning_rate_of_the_released_code():
     """peak (1 - t/T) min(1, t/W); for small the top is 4.95e-4, at the end of warm-up."""
     config = OptimizerConfig(learning_rate=5e-4, warmup_steps=10_000)
@@ -100,6 +110,19 @@ def test_decay_is_decoupled_and_spares_biases_and_norms():
         spared = name.endswith("bias") or "norm" in name
         expected = before[name] * (1 if spared else 1 - 0.1 * 0.01)
         torch.testing.assert_close(parameter.detach(), expected, rtol=1e-6, atol=0)
+
+
+def test_vectors_and_numbers_have_no_decay_whatever_they_are_called():
+    class Gains(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qk_gain = nn.Parameter(torch.ones(8))
+            self.scale = nn.Parameter(torch.ones(()))
+            self.norm_matrix = nn.Parameter(torch.ones(8, 8))
+
+    groups = build_optimizer(Gains(), OptimizerConfig(weight_decay=0.1)).param_groups
+    decays = {each["weight_decay"]: [p.ndim for p in each["params"]] for each in groups}
+    assert decays == {0.0: [1, 0], 0.1: [2]}
 
 
 @pytest.mark.parametrize("shape", [(1, 64, 64), (3, 32, 128), (2, 128, 32)])

@@ -27,7 +27,7 @@ from torch import Tensor
 from electra.method.masked_language_modelling import mix
 from electra.method.masking import Counts, Draw, Means, crop, predict_masked
 from electra.method.objective import Judgement, Network, Output, Parts
-from electra.method.replaced_token_detection import ReplacedTokenDetection, measure_judgement
+from electra.method.replaced_token_detection import ReplacedTokenDetection
 from electra.model.batch import Batch
 from electra.model.heads import GeneratorHead
 from electra.model.masked_lm import states_at
@@ -66,9 +66,9 @@ class CocoLM(ReplacedTokenDetection):
             return Output(prediction.loss, means)
         corrupt_ids_BL = self.masking.corrupt(batch.input_ids_BL, draw, prediction.sampled)
         hidden_BLH = self.discriminator(*batch._replace(input_ids_BL=corrupt_ids_BL).inputs)
-        disc_loss, judgement = self.judge(corrupt_ids_BL, batch, draw, counts, hidden_BLH)
+        disc_loss, of_disc, judgement = self.judge(corrupt_ids_BL, batch, draw, counts, hidden_BLH)
         losses = {"mlm_loss": prediction.loss, "disc_loss": disc_loss}
-        means |= measure_judgement(judgement)
+        means |= of_disc
         if self.corrective_head is not None:
             log_prob_BS = self.correct(self.corrective_head, hidden_BLH, judgement, batch, draw)
             total = -(log_prob_BS * draw.chosen_BS).sum()

@@ -37,6 +37,13 @@ class Vocabulary(NamedTuple):
     mask_id: int = 4
     never_masked_ids: Collection[int] = (0, 2, 3, 4)
     """Ids of [PAD], [CLS], [SEP] and [MASK]."""
+    counts_V: Tensor | None = None
+    """Number of occurrences of each token in the corpus; None: they were not counted."""
+
+    @property
+    def frequencies_V(self) -> Tensor:
+        """Number of occurrences of each token, or ones if they were not counted."""
+        return torch.ones(self.size) if self.counts_V is None else self.counts_V
 
     @property
     def size(self) -> int:
@@ -276,7 +283,6 @@ class Masking(nn.Module):
         # A special token is a unit by itself, and the token after it begins a new unit.
         begins_BL |= ~maskable_BL
         begins_BL[:, 1:] |= ~maskable_BL[:, :-1]
-        begins_BL[:, 0] = True
         return begins_BL.cumsum(dim=1) - 1
 
     def mask(self, input_ids_BL: Tensor, draw: Draw) -> Tensor:

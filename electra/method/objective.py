@@ -87,6 +87,8 @@ class Objective(nn.Module):
         share_awake: Share of the run's steps that train the network that pre-training returns.
     """
 
+    needs_frequencies = False
+    """Whether the objective reads `Vocabulary.frequencies_V`, for which the corpus is counted."""
     loss_weights: dict[str, float]
     weights_awake: dict[str, float]
     stages: tuple[int, ...] = (0,)
@@ -181,17 +183,14 @@ class Parts:
 
     Args:
         config: Sizes, sharing and kind of generator.
-        vocabulary: Special ids and size of the vocabulary.
+        vocabulary: Special ids, size and frequencies of the vocabulary.
         compute_dtype: Dtype of activations and matrix products.
-        frequencies_V: Number of occurrences of each token in the corpus. Only the unigram generator
-            needs the frequencies.
         layer: Class of the encoders' layers; None: the plain one of the architecture.
     """
 
     config: PretrainConfig
     vocabulary: Vocabulary
     compute_dtype: torch.dtype = torch.float32
-    frequencies_V: Tensor | None = None
     layer: type[Layer] | None = None
 
     def encoder(self, sizes: EncoderConfig, shared: Encoder | None = None) -> Encoder:
@@ -235,12 +234,10 @@ class Parts:
     def generator(self, kept: Encoder) -> MaskedLM | FixedDistribution:
         """Return the generator, which shares parameters with `kept` as `method.sharing` says."""
         config = self.config.generator
-        if config.kind == "uniform":
-            probs_V = torch.ones(self.vocabulary.size)
+        if config.kind in ("uniform", "unigram"):
+            known = self.vocabulary
+            probs_V = torch.ones(known.size) if config.kind == "uniform" else known.frequencies_V
             return FixedDistribution(probs_V, disallow_correct=config.disallow_correct)
-        if config.kind == "unigram":
-            assert self.frequencies_V is not None
-            return FixedDistribution(self.frequencies_V, disallow_correct=config.disallow_correct)
         sizes = config.encoder(self.config.model)
         num_steps = self.config.optimizer.planned_steps or self.config.train.steps
         generator = MaskedLM(

@@ -10,16 +10,25 @@ from electra.method.objective import Objective, Parts
 from electra.model.initialisation import without_weights
 
 
-def build_objective(parts: Parts) -> Objective:
-    """Return the objective that the configuration names, not yet initialised."""
-    method = parts.config.method
-    name, scheme = method.objective, method.scheme
+def find_objective(config: PretrainConfig) -> type[Objective]:
+    """Return the class of the objective that the configuration names."""
+    name, scheme = config.method.objective, config.method.scheme
     place = OBJECTIVES[name] if scheme == "joint" else SCHEMES[name, scheme]
-    if parts.config.train.updates == "apart":
+    if config.train.updates == "apart":
         place = "schemes:Separate"
     module, _, class_name = place.partition(":")
     objective: type[Objective] = getattr(import_module(f"electra.method.{module}"), class_name)
-    model = objective(parts)
+    return objective
+
+
+def needs_frequencies(config: PretrainConfig) -> bool:
+    """Return whether the objective or its generator is built from counts of the corpus."""
+    return find_objective(config).needs_frequencies or config.generator.kind == "unigram"
+
+
+def build_objective(parts: Parts) -> Objective:
+    """Return the objective that the configuration names, not yet initialised."""
+    model = find_objective(parts.config)(parts)
     if parts.config.second_stage:
         model.rest_until(parts.config.second_stage, parts.config.train.steps)
     return model
@@ -28,6 +37,5 @@ def build_objective(parts: Parts) -> Objective:
 def sketch_objective(config: PretrainConfig) -> Objective:
     """Return the objective on the meta device: sizes and parameter names, but no weights."""
     with without_weights():
-        frequencies_V = torch.ones(config.model.vocab_size)
         vocabulary = Vocabulary(torch.ones(config.model.vocab_size, dtype=torch.bool))
-        return build_objective(Parts(config, vocabulary, frequencies_V=frequencies_V))
+        return build_objective(Parts(config, vocabulary))

@@ -34,7 +34,7 @@ from electra.method.objective import (
     describe_generator,
     learns,
 )
-from electra.model.batch import Batch, find_real
+from electra.model.batch import Batch, count_real, find_real
 from electra.model.heads import DiscriminatorHead
 
 
@@ -83,12 +83,9 @@ class ReplacedTokenDetection(Objective):
         if self.is_resting:
             return Output(prediction.loss, means)
         corrupt_ids_BL = self.masking.corrupt(batch.input_ids_BL, draw, prediction.sampled)
-        disc_loss, judgement = self.judge(corrupt_ids_BL, batch, draw, counts)
-        return Output(
-            self.weigh({"mlm_loss": prediction.loss, "disc_loss": disc_loss}),
-            means | measure_judgement(judgement),
-            judgement,
-        )
+        disc_loss, of_disc, judgement = self.judge(corrupt_ids_BL, batch, draw, counts)
+        losses = {"mlm_loss": prediction.loss, "disc_loss": disc_loss}
+        return Output(self.weigh(losses), means | of_disc, judgement)
 
     def judge(
         self,
@@ -97,8 +94,11 @@ class ReplacedTokenDetection(Objective):
         draw: Draw,
         counts: Counts,
         hidden_BLH: Tensor | None = None,
-    ) -> tuple[Tensor, Judgement]:
-        """Return the rows' share of L_Disc, and the judgement of x_corrupt or of its states."""
+    ) -> tuple[Tensor, Means, Judgement]:
+        """Return the rows' share of L_Disc, its measures, and the judgement.
+
+        `hidden_BLH` are the discriminator's states of x_corrupt; None: they are computed here.
+        """
         is_replaced_BL = corrupt_ids_BL != batch.input_ids_BL
         if hidden_BLH is None:
             corrupt = batch._replace(input_ids_BL=corrupt_ids_BL)
@@ -107,16 +107,16 @@ class ReplacedTokenDetection(Objective):
         bce_BL = F.binary_cross_entropy_with_logits(
             logits_BL, is_replaced_BL.float(), reduction="none"
         )
-        judged_BL, num_judged = self.find_judged(batch, draw, counts)
-        disc_loss = (bce_BL * judged_BL).sum() / num_judged
+        weights_BL = self.find_weights(batch, draw, counts)
+        disc_loss = (bce_BL * weights_BL).sum()
         judgement = Judgement(
-            corrupt_ids_BL, is_replaced_BL, judged_BL, logits_BL.detach(), bce_BL.detach()
+            corrupt_ids_BL, is_replaced_BL, weights_BL > 0, logits_BL.detach(), bce_BL.detach()
         )
-        return disc_loss, judgement
+        return disc_loss, measure_judgement(disc_loss, judgement, batch, counts), judgement
 
-    def find_judged(self, batch: Batch, draw: Draw, counts: Counts) -> tuple[Tensor, Tensor]:
-        """Return the tokens that L_Disc covers (B, L), bool, and their number in the step."""
-        return find_real(batch), counts.num_real
+    def find_weights(self, batch: Batch, draw: Draw, counts: Counts) -> Tensor:
+        """Return the weight of each token in L_Disc (B, L): they sum to 1 over a step's rows."""
+        return find_real(batch) / counts.num_real
 
 
 class MaskedOnly(ReplacedTokenDetection):
@@ -124,16 +124,18 @@ class MaskedOnly(ReplacedTokenDetection):
 
     prior_prob = 0.5  # 1 would be exact before training, but its log-odds are infinite
 
-    def find_judged(self, batch: Batch, draw: Draw, counts: Counts) -> tuple[Tensor, Tensor]:
-        """Return the masked positions (B, L), bool, and their number in the step."""
+    def find_weights(self, batch: Batch, draw: Draw, counts: Counts) -> Tensor:
+        """Return equal weights of the masked positions, and 0 elsewhere (B, L)."""
         nowhere_BL = torch.zeros_like(batch.input_ids_BL, dtype=torch.bool)
-        return replace(nowhere_BL, draw, True), counts.num_chosen
+        return replace(nowhere_BL, draw, True) / counts.num_chosen
 
 
-def measure_judgement(judgement: Judgement) -> Means:
-    """Return the discriminator's loss and the share of replaced tokens, over the judged tokens."""
-    num_judged = judgement.judged_BL.sum()
+def measure_judgement(
+    disc_loss: Tensor, judgement: Judgement, batch: Batch, counts: Counts
+) -> Means:
+    """Return the rows' share of L_Disc, and the share of replaced tokens among the judged."""
+    is_judged_BL = judgement.judged_BL
     return {
-        "disc_loss": ((judgement.bce_BL * judgement.judged_BL).sum(), num_judged),
-        "replaced_rate": ((judgement.is_replaced_BL & judgement.judged_BL).sum(), num_judged),
+        "disc_loss": (disc_loss.detach() * counts.num_real, count_real(batch)),
+        "replaced_rate": ((judgement.is_replaced_BL & is_judged_BL).sum(), is_judged_BL.sum()),
     }

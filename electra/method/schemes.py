@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from electra.method.masking import Counts, Draw, measure_cloze, predict_masked, sample_chosen
 from electra.method.objective import Network, Output, Parts
-from electra.method.replaced_token_detection import ReplacedTokenDetection, measure_judgement
+from electra.method.replaced_token_detection import ReplacedTokenDetection
 from electra.model.batch import Batch
 from electra.model.masked_lm import MaskedLM, log_likelihood
 from electra.model.parts import Linear
@@ -86,9 +86,9 @@ class Separate(ReplacedTokenDetection):
             corrupt_ids_BL = self.masking.corrupt(batch.input_ids_BL, draw, prediction.sampled)
             return Output(prediction.loss, means, corrupt_ids_BL=corrupt_ids_BL)
         assert half.corrupt_ids_BL is not None
-        disc_loss, judgement = self.judge(half.corrupt_ids_BL, batch, draw, counts)
+        disc_loss, of_disc, judgement = self.judge(half.corrupt_ids_BL, batch, draw, counts)
         loss = self.loss_weights["disc_loss"] * disc_loss
-        return Output(loss, half.means | measure_judgement(judgement), judgement)
+        return Output(loss, half.means | of_disc, judgement)
 
 
 class Adversarial(ReplacedTokenDetection):
@@ -123,7 +123,7 @@ class Adversarial(ReplacedTokenDetection):
         features_ME = generator.features(masked, draw.index_BS)
         prediction = sample_chosen(features_ME, generator.softmax, batch, draw, counts)
         corrupt_ids_BL = self.masking.corrupt(batch.input_ids_BL, draw, prediction.sampled)
-        disc_loss, judgement = self.judge(corrupt_ids_BL, batch, draw, counts)
+        disc_loss, of_disc, judgement = self.judge(corrupt_ids_BL, batch, draw, counts)
 
         reward_M = judgement.bce_BL.gather(1, draw.index_BS).flatten()
         baseline_M = self.baseline_head(features_ME.detach().float()).squeeze(-1)
@@ -152,6 +152,6 @@ class Adversarial(ReplacedTokenDetection):
             self.weigh(losses),
             measure_cloze(prediction, batch, draw, counts)
             | {name: (value, num_chosen) for name, value in sums.items()}
-            | measure_judgement(judgement),
+            | of_disc,
             judgement,
         )

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from electra.method.masking import Counts, Draw, Means, predict_masked
 from electra.method.objective import Network, Output, Parts
-from electra.method.replaced_token_detection import ReplacedTokenDetection, measure_judgement
+from electra.method.replaced_token_detection import ReplacedTokenDetection
 from electra.model.batch import Batch
 from electra.model.encoder import Encoder
 from electra.model.heads import SelectionHead
@@ -66,7 +66,7 @@ class Teams(ReplacedTokenDetection):
         corrupt = batch._replace(input_ids_BL=corrupt_ids_BL)
         ends = self.discriminator, self.selector
         judging_BLH, selecting_BLH = self.discriminator.fork(ends, *corrupt.inputs)
-        disc_loss, judgement = self.judge(corrupt_ids_BL, batch, draw, counts, judging_BLH)
+        disc_loss, of_disc, judgement = self.judge(corrupt_ids_BL, batch, draw, counts, judging_BLH)
         original_BS1 = batch.input_ids_BL.gather(1, draw.index_BS)[:, :, None]
         assert prediction.others is not None
         candidates_BSK = torch.cat([original_BS1, prediction.others], dim=-1)
@@ -74,7 +74,7 @@ class Teams(ReplacedTokenDetection):
         losses = {"mlm_loss": prediction.loss, "disc_loss": disc_loss}
         return Output(
             self.weigh(losses | {"selection_loss": selection_loss}),
-            means | measure_judgement(judgement) | of_selection,
+            means | of_disc | of_selection,
             judgement,
         )
 

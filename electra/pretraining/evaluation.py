@@ -27,7 +27,7 @@ from electra.files import new_file
 from electra.method.masking import Counts, Draw, predict_masked
 from electra.method.measures import Measures
 from electra.method.objective import Judgement, Objective, Output
-from electra.method.replaced_token_detection import ReplacedTokenDetection, measure_judgement
+from electra.method.replaced_token_detection import ReplacedTokenDetection
 from electra.model.batch import Batch, find_real
 from electra.model.encoder import Encoder
 from electra.model.heads import GeneratorHead
@@ -76,13 +76,19 @@ def evaluate(model: Objective, heldout: Batch, micro_batch_size: int) -> dict[st
 def split_heldout(
     model: Objective, heldout: Batch, micro_batch_size: int
 ) -> Iterator[tuple[Batch, Draw, Counts]]:
-    """Yield the micro-batches of held-out rows, each with its draw and its counts."""
+    """Yield the micro-batches of held-out rows, each with its draw, and the counts of all rows."""
     device = next(model.parameters()).device
     seeds = [step_seed(0, "heldout", row) for row in range(len(heldout.input_ids_BL))]
+    parts = []
     for first in range(0, len(seeds), micro_batch_size):
-        rows = slice(first, first + micro_batch_size)
-        batch = heldout.rows(rows).to(device)
-        yield batch, *model.masking.draw_rows(batch, seeds[rows])
+        places = slice(first, first + micro_batch_size)
+        rows = heldout.rows(places)
+        parts.append((rows, *model.masking.draw_rows(rows.to(device), seeds[places])))
+    counts = Counts(
+        *(torch.stack(each).sum() for each in zip(*(c for _, _, c in parts), strict=True))
+    )
+    for rows, draw, _ in parts:
+        yield rows.to(device), draw, counts
 
 
 @torch.no_grad()
@@ -196,8 +202,7 @@ class DomainLosses:
             self.corrupt_ids[name].split(size), micro_batches, strict=True
         ):
             corrupt_BL = ids_BL.to(rows.input_ids_BL.device, torch.int64)
-            loss, judgement = model.judge(corrupt_BL, rows, draw, counts)
-            measures.add(Output(loss, measure_judgement(judgement), judgement))
+            measures.add(Output(*model.judge(corrupt_BL, rows, draw, counts)))
         model.train()
         return measures.record()
 

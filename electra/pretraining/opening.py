@@ -19,6 +19,7 @@ from electra.config import PretrainConfig, TrainConfig, require_schedule
 from electra.errors import UserError, command, require
 from electra.files import hold, new_folder, write_json
 from electra.method.objective import Objective
+from electra.method.registry import needs_frequencies
 from electra.pretraining.acceleration import prepare_step
 from electra.pretraining.continuation import read_run, write_branch
 from electra.pretraining.evaluation import Domains, open_domains
@@ -291,7 +292,7 @@ def _build(
     initial, frequencies_V, embeddings_VE = config.train.initial_weights, None, None
     # A checkpoint and process 0 replace the weights of others, which need no start.
     is_new = from_rank_0(not list_checkpoints(run))
-    if (initial != "bert" and is_new) or config.generator.kind == "unigram" or start:
+    if (initial != "bert" and is_new) or needs_frequencies(config) or start:
         frequencies_V = count_tokens(shards)
     if initial == "cooccurrence" and machine.rank == 0 and is_new:
         show({"part": "counting", "step": 0})

@@ -102,7 +102,7 @@ def build_model(
 
     The encoder that pre-training returns has the same initial weights for every objective, but that
     a causal one does not begin by looking ahead, and that reference mode draws its projection anew.
-    `frequencies_V` are from `count_tokens`: the unigram generator needs them, and where
+    `frequencies_V` are from `count_tokens`, for what `needs_frequencies`; and where
     train.initial_weights is not bert, output biases are set from them if they are given.
     `embeddings_VE` are from `embed_tokens`, for train.initial_weights=cooccurrence; None: random
     ones, for a model that is only timed or loaded.
@@ -112,9 +112,12 @@ def build_model(
     architecture = config.model.architecture
     layer = choose_layers(train.layers, architecture, machine.device, is_plain=is_plain)
     vocabulary = Vocabulary(
-        torch.from_numpy(tokenizer.starts_word), tokenizer.mask_id, tokenizer.never_in_text
+        torch.from_numpy(tokenizer.starts_word),
+        tokenizer.mask_id,
+        tokenizer.never_in_text,
+        frequencies_V,
     )
-    model = build_objective(Parts(config, vocabulary, machine.dtype, frequencies_V, layer))
+    model = build_objective(Parts(config, vocabulary, machine.dtype, layer))
     rng, others = (
         torch.Generator().manual_seed(step_seed(train.seed, name, 0))
         for name in ("weights", "other weights")

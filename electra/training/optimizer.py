@@ -1,5 +1,15 @@
 """The optimizer with the paper's parameter groups, learning rate schedules, and seeds.
 
+An optimizer here, torch's AdamW or one like Muon, keeps this contract:
+
+1. It is built as `kind(groups, lr=, betas=, eps=, fused=True, capturable=)`.
+2. A group's "lr" is the rate of `set_learning_rate`; it is a tensor if steps are captured.
+3. `step` leaves everything as it is where `found_inf` is set, and divides gradients by `grad_scale`
+   (`update_unless`).
+4. `step` reads nothing back from the device, and no shape in it depends on a value.
+5. `state[parameter]` holds tensors by name, on the parameter's device, which checkpoints keep.
+6. A parameter without a gradient stays as it is.
+
 The released code's Adam has no bias correction, and its schedule multiplies warm-up and decay. The
 paper mentions neither (docs/DEVIATIONS.md).
 
@@ -26,7 +36,7 @@ def build_optimizer(
     mode: Mode = "paper",
     captured: bool = False,
 ) -> torch.optim.Optimizer:
-    """Return an optimizer of all parameters, without weight decay for biases and layer norms.
+    """Return an optimizer of all parameters, without weight decay for vectors: biases and norms.
 
     Args:
         model: Module whose parameters are updated; a shared parameter is updated once.
@@ -48,7 +58,7 @@ def build_optimizer(
     shared = {weight for table in tables for base in table.base for weight in base.parameters()}
     groups: dict[tuple[float, float, int], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        decays = not (name.rpartition(".")[2].startswith("bias") or "norm" in name)
+        decays = parameter.ndim > 1
         depth = depths[name]
         above = 0 if depth is None else num_layers + 1 - depth + (mode == "reference")
         num_blocks = _count_blocks(name, parameter) if config.matrices == "muon" else 0
