@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from electra.errors import require, require_choice
+from electra.outside import require_known
 from electra.settings import AtLeast, Needs, Order, Settings, Within
 
 
@@ -117,7 +118,7 @@ class EncoderConfig(Settings):
     for what only those architectures have.
     """
 
-    architecture: Literal["electra", "modernbert", "deberta-v2"] = "electra"
+    architecture: str = "electra"
     """electra: layers as in BERT, which the paper has. modernbert: the graph of Hugging Face's
     ModernBertModel: norms before attention and feed-forward, rotary positions, a gated
     feed-forward, local attention in most layers. The presets modern-... have it. deberta-v2: the
@@ -196,12 +197,13 @@ class EncoderConfig(Settings):
 
     def check(self) -> None:
         """Check what the table cannot say."""
+        require_known("model.architecture", self.architecture, ONLY, "bodies")
         heads, hidden_size = self.num_attention_heads, self.hidden_size
         divides = hidden_size % heads == 0
         self.must("hidden_size", divides, f"be a multiple of num_attention_heads {heads}")
         of_this = f"in architecture {self.architecture}"
         for each in dataclasses.fields(self):
-            if each.name in OF_ONE_ARCHITECTURE - ONLY[self.architecture]:
+            if each.name in OF_ONE_ARCHITECTURE - ONLY.get(self.architecture, set()):
                 is_unused = getattr(self, each.name) == each.default
                 self.must(each.name, is_unused, f"be {each.default} {of_this}")
         is_wide, how = self.embedding_size == hidden_size, f"be hidden_size {hidden_size}"
@@ -346,9 +348,9 @@ OBJECTIVES = {
     "cocolm": "cocolm:CocoLM",
     "causal_lm": "masked_language_modelling:CausalLanguageModelling",
 }
-"""Module and class below method/ of each objective. A new objective is one more line here."""
+"""Module and class below method/ of each objective; other packages may have more (outside.py)."""
 ALONE = ("mlm", "causal_lm")
-"""Objectives without a generator."""
+"""Those of them without a generator."""
 SCHEMES = {("rtd", "two_stage"): "schemes:TwoStage", ("rtd", "adversarial"): "schemes:Adversarial"}
 """Module and class below method/ for an objective with a scheme other than joint."""
 
@@ -429,7 +431,7 @@ class MethodConfig(Settings):
 
     def check(self) -> None:
         """Check what the table cannot say."""
-        require_choice("method.objective", self.objective, OBJECTIVES)
+        require_known("method.objective", self.objective, OBJECTIVES, "objectives")
         is_known = self.scheme == "joint" or (self.objective, self.scheme) in SCHEMES
         self.must("scheme", is_known, f"be joint for method.objective {self.objective}")
 

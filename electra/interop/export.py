@@ -272,6 +272,8 @@ def convert(
         form != "bert" or sizes.architecture == "electra",
         f"BERT has learned positions, {sizes.architecture} has not: export without --as bert",
     )
+    known = sizes.architecture in ARCHITECTURES
+    require(known, f"transformers has no class of the body {sizes.architecture}: use electra embed")
     architecture = ARCHITECTURES["bert" if form == "bert" else sizes.architecture]
     kind = outgoing.kind if outgoing.has_class else ""
     if sizes.causal and architecture is MODERNBERT and kind in ("", "CausalLM"):

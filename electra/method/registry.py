@@ -8,16 +8,21 @@ from electra.config import OBJECTIVES, SCHEMES, PretrainConfig
 from electra.method.masking import Vocabulary
 from electra.method.objective import Objective, Parts
 from electra.model.initialisation import without_weights
+from electra.outside import load_outside
 
 
 def find_objective(config: PretrainConfig) -> type[Objective]:
     """Return the class of the objective that the configuration names."""
     name, scheme = config.method.objective, config.method.scheme
+    objective: type[Objective]
+    if name not in OBJECTIVES:
+        objective = load_outside("objectives", name, Objective)
+        return objective
     place = OBJECTIVES[name] if scheme == "joint" else SCHEMES[name, scheme]
     if config.train.updates == "apart":
         place = "schemes:Separate"
     module, _, class_name = place.partition(":")
-    objective: type[Objective] = getattr(import_module(f"electra.method.{module}"), class_name)
+    objective = getattr(import_module(f"electra.method.{module}"), class_name)
     return objective
 
 

@@ -26,6 +26,7 @@ from electra.model.electra import AttentionMask, Embeddings, PostNormLayer
 from electra.model.fused import FusedDisentangledLayer, FusedPostNormLayer, FusedPreNormLayer
 from electra.model.modernbert import Places, PreNormLayer, RotaryPlaces, TokenEmbeddings, make_norm
 from electra.model.parts import Dropout, DropoutMasks, Linear, Sees, Sight
+from electra.outside import load_outside
 
 Layer = PostNormLayer | PreNormLayer
 Where = list[Tensor | None] | list[Places] | list[RelativePlaces]
@@ -54,6 +55,12 @@ BODIES = {
     ),
 }
 """By `model.architecture`."""
+
+
+def find_body(architecture: str) -> Body:
+    """Return the parts of an architecture, which another package may have."""
+    found: Body = BODIES.get(architecture) or load_outside("bodies", architecture, Body)
+    return found
 
 
 def find_layers(model: nn.Module) -> list[nn.Module]:
@@ -87,7 +94,7 @@ class Encoder(nn.Module):
         recompute_activations: bool = False,
     ):
         super().__init__()
-        body = BODIES[config.architecture]
+        body = find_body(config.architecture)
         self.config = config
         self.layer = layer or body.layer
         self.compute_dtype = compute_dtype
@@ -245,7 +252,7 @@ class Encoder(nn.Module):
 
 def choose_layers(
     setting: Literal["auto", "plain", "fused", "triton"],
-    architecture: Literal["electra", "modernbert", "deberta-v2"],
+    architecture: str,
     device: torch.device,
     *,
     is_plain: bool,
@@ -277,5 +284,5 @@ def choose_layers(
     place = "a compiled step or a divided model" if is_plain else f"device {device.type}"
     if setting == "fused" and not can_fuse:
         raise UserError(f"layers fused: they are for a CPU, not for {place}; use plain or auto")
-    body = BODIES[architecture]
+    body = find_body(architecture)
     return body.fused if can_fuse and setting != "plain" else body.layer

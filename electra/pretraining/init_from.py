@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from electra.checkpoints.checkpoint import load_parameters, read_header
 from electra.checkpoints.folder import SavedModel, SavedNetwork, read_pretrained
 from electra.config import (
-    ALONE,
     NOT_SIZES,
     SIZES_OF_GENERATOR,
     EncoderConfig,
@@ -29,6 +28,7 @@ from electra.config import (
 )
 from electra.errors import UserError, require
 from electra.method.objective import Network, Objective
+from electra.method.registry import find_objective
 from electra.model.heads import GeneratorHead, NextSentenceHead
 from electra.shards.store import Shards
 from electra.tokenizing.tokenizer import Tokenizer
@@ -178,7 +178,7 @@ def fit_to_frozen(config: PretrainConfig, frozen: SavedNetwork) -> PretrainConfi
 
 def find_origin(config: PretrainConfig, start: SavedModel) -> Origin | None:
     """Return where the generator's weights come from; None: no generator learns."""
-    if config.method.objective in ALONE or config.generator.kind != "network":
+    if not find_objective(config).has_generator or config.generator.kind != "network":
         return None
     chosen = config.generator.start
     if chosen != "auto":

@@ -533,7 +533,7 @@ def list_facts(run: Run) -> dict[str, str]:
         "objective": ", ".join([method.objective, *ways]),
         "encoder": f"{count_of(model.num_hidden_layers, 'layer')}, width {model.hidden_size:,}, "
         f"{count_of(model.num_attention_heads, 'head')}",
-        "generator": _describe_generator(config),
+        "generator": _describe_generator(run),
         "first weights": str(start.get("source", UNKNOWN)) if start else drawn,
         "vocabulary": f"{model.vocab_size:,} tokens",
         "batch": f"{train.batch_size:,} rows of {config.examples.sequence_length:,} tokens",
@@ -553,9 +553,9 @@ def list_facts(run: Run) -> dict[str, str]:
     }
 
 
-def _describe_generator(config: PretrainConfig) -> str:
-    generator = config.generator
-    if config.method.objective in ALONE:
+def _describe_generator(run: Run) -> str:
+    config, generator = run.config, run.config.generator
+    if config.method.objective in ALONE or (run.train and "mlm_loss" not in run.last_train):
         return "none"
     if generator.kind != "network":
         return generator.kind

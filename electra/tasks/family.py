@@ -242,6 +242,11 @@ class Family(ABC):
             UserError: The file cannot be read, is empty or does not fit.
         """
 
+    @classmethod
+    def read_task(cls, name: str, data: Path, config: FinetuneConfig) -> "Task":
+        """Return the task that `--task NAME` names, for a family of another package."""
+        raise NotImplementedError(f"{cls.__name__}.read_task reads the files of {name}")
+
     def is_labelled(self, example: Any) -> bool:
         """Return whether the right answer to an example is known."""
         return example.label is not None

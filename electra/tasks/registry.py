@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from electra.config import FinetuneConfig, OwnTaskConfig
-from electra.errors import UserError, require, require_choice
+from electra.errors import UserError, require
 from electra.files import require_regular
+from electra.outside import load_outside, require_known
 from electra.settings import override_from_toml
 from electra.tasks.choice import MultipleChoice, read_swag
 from electra.tasks.classification import Classification
@@ -58,13 +59,16 @@ def read_task(name: str, data: Path, config: FinetuneConfig) -> Task:
 
 def _read_named(name: str, data: Path, config: FinetuneConfig) -> Task:
     """Return the task of a name in TASKS, as its files have it."""
-    require_choice("task", name, TASKS)
+    require_known("task", name, TASKS, "families")
     for section, tasks in (("squad", SQUAD), ("tagging", (TAGGING,))):
         settings = getattr(config, section)
         for key, value in vars(settings).items():
             is_set = value != getattr(type(settings)(), key)
             if is_set and name not in tasks:
                 raise UserError(f"{section}.{key} is for {' and '.join(tasks)}, not for {name}")
+    if name not in TASKS:
+        task: Task = load_outside("families", name, Family).read_task(name, data, config)
+        return task
     if name == OWN:
         _refuse_taken("own.name", config.own.name)
         return read_own_task(data, config.own)
@@ -103,9 +107,10 @@ def resolve_own(name: str, config: FinetuneConfig) -> FinetuneConfig:
 
 def restore_family(facts: dict[str, Any]) -> Family:
     """Return the family of a saved model; refuse an unknown one."""
-    family = facts.get("family", "")
-    require_choice("family of tasks", family, FAMILIES)
-    return FAMILIES[family].from_facts(facts)
+    name = str(facts.get("family", ""))
+    require_known("family of tasks", name, FAMILIES, "families")
+    family: type[Family] = FAMILIES.get(name) or load_outside("families", name, Family)
+    return family.from_facts(facts)
 
 
 def read_records(
