@@ -13,7 +13,7 @@ from electra.config import OBJECTIVES, ExamplesConfig, PrepareConfig
 from electra.model.batch import Batch, find_real
 from electra.model.electra import PostNormLayer
 from electra.model.encoder import Encoder
-from electra.model.fused import FusedPostNormLayer
+from electra.model.fused.post_norm import FusedPostNormLayer
 from electra.model.heads import GeneratorHead
 from electra.model.initialisation import init_weights
 from electra.model.masked_lm import TwoTowers

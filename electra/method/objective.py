@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from electra.config import EncoderConfig, PretrainConfig
 from electra.method.masking import Counts, Draw, Masking, Means, Vocabulary
 from electra.model.batch import Batch
-from electra.model.encoder import Embeddings, Encoder, Layer
+from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead, NextSentenceHead, SelectionHead
 from electra.model.masked_lm import FixedDistribution, MaskedLM, TwoTowers
-from electra.model.modernbert import TokenEmbeddings
+from electra.model.parts import EmbeddingBlock, TransformerLayer
 
 
 class Judgement(NamedTuple):
@@ -192,7 +192,7 @@ class Parts:
     vocabulary: Vocabulary
     compute_dtype: torch.dtype = torch.float32
     frequencies_V: Tensor | None = None
-    layer: type[Layer] | None = None
+    layer: type[TransformerLayer] | None = None
 
     def encoder(self, sizes: EncoderConfig, shared: Encoder | None = None) -> Encoder:
         """Return an encoder.
@@ -216,9 +216,7 @@ class Parts:
         encoder.share_layers(kept, kept.config.num_hidden_layers - 1)
         return encoder
 
-    def _new_encoder(
-        self, sizes: EncoderConfig, embeddings: Embeddings | TokenEmbeddings | None
-    ) -> Encoder:
+    def _new_encoder(self, sizes: EncoderConfig, embeddings: EmbeddingBlock | None) -> Encoder:
         return Encoder(
             sizes,
             layer=self.layer,

@@ -19,11 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from electra.model.electra import PostNormLayer
-from electra.model.encoder import Embeddings, Encoder
+from electra.model.electra import Embeddings, PostNormLayer
+from electra.model.encoder import Encoder
 from electra.model.heads import BeamSpanHead, DiscriminatorHead, SpanHead
-from electra.model.modernbert import PreNormLayer
-from electra.model.parts import Linear
+from electra.model.parts import Linear, TransformerLayer
 
 SHARPNESS = 16.0
 """Expected score of the neighbour that a head looks at after `look_at_neighbours`, nats. The scores
@@ -72,10 +71,8 @@ def init_weights(module: nn.Module, std: float, rng: torch.Generator) -> None:
                 bound = part.hidden_size**-0.5
                 nn.init.uniform_(weight, -bound, bound, generator=rng)
     for part in module.modules():
-        # Source: transformers' ModernBertPreTrainedModel, after Megatron-LM.
-        if isinstance(part, PreNormLayer):
-            for linear in (part.attention.output, part.output):
-                linear.weight.div_(math.sqrt(2 * part.num_layers))
+        if isinstance(part, TransformerLayer):
+            part.scale_outputs()
 
 
 def _draw_truncated_normal(weight: Tensor, std: float, rng: torch.Generator) -> None:

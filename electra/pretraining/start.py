@@ -27,9 +27,9 @@ from electra.errors import require
 from electra.method.masking import Vocabulary
 from electra.method.objective import Objective, Parts
 from electra.method.registry import build_objective
-from electra.model.encoder import Embeddings, Encoder, choose_layers
+from electra.model.encoder import Encoder, choose_layers
 from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
-from electra.model.modernbert import TokenEmbeddings
+from electra.model.parts import EmbeddingBlock
 from electra.pretraining.init_from import fit_to_frozen, read_masked_lm
 from electra.shards.store import Shards
 from electra.tokenizing.tokenizer import Tokenizer
@@ -125,7 +125,7 @@ def build_model(
     if config.method.mode == "reference":
         draw_glorot(model, others)
     if train.initial_weights != "bert":
-        by_embeddings: dict[Embeddings | TokenEmbeddings, dict[nn.Module, Encoder]] = {}
+        by_embeddings: dict[EmbeddingBlock, dict[nn.Module, Encoder]] = {}
         for part in (model.kept, *model.modules()):
             # The weights of a frozen generator, which may be narrower, replace any start.
             if isinstance(part, Encoder) and part.embeddings.tokens.weight.requires_grad:
