@@ -38,8 +38,8 @@ from electra.finetuning.loop import train_seed
 from electra.finetuning.network import build_network, keep_tokens
 from electra.finetuning.start import Job, TaskRows, encode_task
 from electra.model.encoder import Encoder
-from electra.model.heads import ClassifierHead
 from electra.model.initialisation import init_weights
+from electra.model.task_heads import ClassifierHead
 from electra.presets import FINETUNE_PRESETS, PRESETS
 from electra.reports.rendering import Table, to_markdown
 from electra.settings import override

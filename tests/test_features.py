@@ -12,8 +12,8 @@ from electra.config import FeaturesConfig
 from electra.finetuning.loop import train_seed
 from electra.finetuning.network import build_network
 from electra.finetuning.start import Job, encode_task, fit_to_start
-from electra.model.heads import FeatureHead, LayerSum
 from electra.model.initialisation import init_weights
+from electra.model.task_heads import FeatureHead, LayerSum
 from electra.presets import FINETUNE_PRESETS, PRESETS
 from electra.settings import override
 from electra.tasks.choice import MultipleChoice

@@ -19,7 +19,7 @@ from electra.finetuning.loop import finetune, train_seed
 from electra.finetuning.network import TaskNetwork, build_network, keep_tokens, run_network
 from electra.finetuning.results import begin_shared_folder, summarise
 from electra.finetuning.start import Job, encode_task, fit_to_start
-from electra.model.heads import PairHead
+from electra.model.task_heads import PairHead
 from electra.presets import FINETUNE_PRESETS, PRESETS, encoder_sizes, finetune_preset
 from electra.settings import from_dict
 from electra.tasks.family import Task

@@ -18,7 +18,7 @@ from electra.method.flops import (
 from electra.method.masking import Vocabulary
 from electra.method.objective import Parts
 from electra.method.registry import build_objective, sketch_objective
-from electra.model.masked_lm import log_likelihood_plain
+from electra.model.likelihood import log_likelihood_plain
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.plan import make_rows
 from electra.settings import override

@@ -35,7 +35,7 @@ from electra.errors import count_of, require
 from electra.files import named, write_text
 from electra.inference.network import LoadedNetwork, load_network
 from electra.model.heads import GeneratorHead
-from electra.model.masked_lm import log_likelihood
+from electra.model.likelihood import log_likelihood
 from electra.processes import Tell, silent
 from electra.text.tables import read_table
 from electra.training.machine import prepare_machine

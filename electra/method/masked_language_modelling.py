@@ -22,8 +22,9 @@ from electra.method.masking import Counts, Draw, Means, predict_chosen, predict_
 from electra.method.objective import Network, Objective, Output, Parts, describe_generator, learns
 from electra.model.batch import Batch, count_real, find_real
 from electra.model.heads import NextSentenceHead
-from electra.model.masked_lm import log_likelihood, loss_and_sample
+from electra.model.likelihood import log_likelihood
 from electra.model.parts import Linear
+from electra.model.softmax import loss_and_sample
 
 
 class MaskedLanguageModelling(Objective):

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from electra.config import MethodConfig
 from electra.model.batch import Batch, count_real, find_real
-from electra.model.masked_lm import FixedDistribution, MaskedLM, Prediction, loss_and_sample
+from electra.model.masked_lm import FixedDistribution, MaskedLM
+from electra.model.softmax import Prediction, loss_and_sample
 
 SPAN_WORDS = 3.8
 """Mean span length, words. SpanBERT clips its geometric lengths at 10; here they are not clipped.

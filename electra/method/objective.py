@@ -18,8 +18,8 @@ from electra.config import EncoderConfig, PretrainConfig
 from electra.method.masking import Counts, Draw, Masking, Means, Vocabulary
 from electra.model.batch import Batch
 from electra.model.encoder import Encoder
-from electra.model.heads import DiscriminatorHead, GeneratorHead, NextSentenceHead, SelectionHead
-from electra.model.masked_lm import FixedDistribution, MaskedLM, TwoTowers
+from electra.model.heads import GeneratorHead
+from electra.model.masked_lm import FixedDistribution, MaskedLM
 from electra.model.parts import EmbeddingBlock, TransformerLayer
 
 
@@ -56,7 +56,7 @@ class Network(NamedTuple):
 
     encoders: tuple[Encoder, ...]
     """One encoder, or the two towers of Electric's noise distribution."""
-    head: GeneratorHead | DiscriminatorHead | SelectionHead | NextSentenceHead
+    head: nn.Module
     predicts: Literal["tokens", "next", "replaced", "energy", ""]
     """Output of the head at a position: logits of the token there or of the next one, the logit of
     a replaced token, or an energy; empty: something that nobody asks for after pre-training."""
@@ -205,18 +205,13 @@ class Parts:
         if shared is not None and sharing == "all":
             return shared
         embeddings = shared.embeddings if shared is not None and sharing == "embeddings" else None
-        encoder = self._new_encoder(sizes, embeddings)
+        encoder = self.new_encoder(sizes, embeddings)
         if shared is not None and sharing == "gdes":
             shared.embeddings.tokens.base = (encoder.embeddings.tokens,)
         return encoder
 
-    def beside(self, kept: Encoder) -> Encoder:
-        """Return an encoder that has a last layer of its own, and shares all else with another."""
-        encoder = self._new_encoder(kept.config, kept.embeddings)
-        encoder.share_layers(kept, kept.config.num_hidden_layers - 1)
-        return encoder
-
-    def _new_encoder(self, sizes: EncoderConfig, embeddings: EmbeddingBlock | None) -> Encoder:
+    def new_encoder(self, sizes: EncoderConfig, embeddings: EmbeddingBlock | None) -> Encoder:
+        """Return an encoder on an embedding block; None: on a new one."""
         return Encoder(
             sizes,
             layer=self.layer,
@@ -253,13 +248,6 @@ class Parts:
         if config.kind == "frozen":
             generator.freeze()
         return generator
-
-    def two_towers(self, kept: Encoder) -> TwoTowers:
-        """Return Electric's noise distribution: two towers, each of the generator's size."""
-        sizes = self.config.generator.encoder(self.config.model)
-        before = self.encoder(sizes, shared=kept)
-        after = self._new_encoder(sizes, before.embeddings)
-        return TwoTowers(before, after, GeneratorHead(sizes, num_towers=2))
 
 
 def learns(generator: MaskedLM | FixedDistribution) -> bool:

@@ -17,7 +17,8 @@ from electra.method.masking import Counts, Draw, measure_cloze, predict_masked, 
 from electra.method.objective import Network, Output, Parts
 from electra.method.replaced_token_detection import ReplacedTokenDetection, measure_judgement
 from electra.model.batch import Batch
-from electra.model.masked_lm import MaskedLM, log_likelihood
+from electra.model.likelihood import log_likelihood
+from electra.model.masked_lm import MaskedLM
 from electra.model.parts import Linear
 
 

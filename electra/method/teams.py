@@ -39,7 +39,9 @@ class Teams(ReplacedTokenDetection):
     def __init__(self, parts: Parts):
         super().__init__(parts)
         self.masking.num_others = NUM_OTHERS
-        self.selector = parts.beside(self.discriminator)
+        kept = self.discriminator  # the selector has a last layer of its own
+        self.selector = parts.new_encoder(kept.config, kept.embeddings)
+        self.selector.share_layers(kept, kept.config.num_hidden_layers - 1)
         self.selection_head = SelectionHead(parts.config.model)
         self.keeps_selector = parts.config.method.kept_layer == "selection"
         self.loss_weights["selection_loss"] = parts.config.method.selection_weight

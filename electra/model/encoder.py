@@ -104,6 +104,11 @@ class Encoder(nn.Module):
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.has_dropout = config.hidden_dropout_prob + config.attention_probs_dropout_prob > 0
 
+    @property
+    def without_initialiser(self) -> list[nn.Module]:
+        """Maps for which the released code names no initialiser."""
+        return [] if self.embeddings_project is None else [self.embeddings_project]
+
     def forward(
         self,
         input_ids_BL: Tensor,

@@ -21,8 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from electra.model.electra import Embeddings, PostNormLayer
 from electra.model.encoder import Encoder
-from electra.model.heads import BeamSpanHead, DiscriminatorHead, SpanHead
-from electra.model.parts import Linear, TransformerLayer
+from electra.model.parts import TransformerLayer
 
 SHARPNESS = 16.0
 """Expected score of the neighbour that a head looks at after `look_at_neighbours`, nats. The scores
@@ -91,14 +90,8 @@ def draw_glorot(module: nn.Module, rng: torch.Generator) -> None:
     of question answering below `module`.
     """
     for part in module.modules():
-        if isinstance(part, Encoder) and part.embeddings_project is not None:
-            nn.init.xavier_uniform_(part.embeddings_project.weight, generator=rng)
-        if isinstance(part, DiscriminatorHead):
-            nn.init.xavier_uniform_(part.dense_prediction.weight, generator=rng)
-        if isinstance(part, SpanHead | BeamSpanHead):
-            for layer in part.modules():
-                if isinstance(layer, Linear):
-                    nn.init.xavier_uniform_(layer.weight, generator=rng)
+        for layer in getattr(part, "without_initialiser", ()):
+            nn.init.xavier_uniform_(layer.weight, generator=rng)
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, require
-from electra.model.heads import ClassifierHead
+from electra.model.task_heads import ClassifierHead
 from electra.tasks.classification import Labelled, read_labels
 from electra.tasks.family import Constant, Record, Task, choose_columns, find_splits
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_rows

@@ -27,7 +27,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, did_you_mean, require
-from electra.model.heads import ClassifierHead, FeatureHead
+from electra.model.task_heads import ClassifierHead, FeatureHead
 from electra.tasks.classification import Labelled
 from electra.tasks.family import Record, Task, find_splits, is_plain, is_unlabelled
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_words, own_words, pad_rows
