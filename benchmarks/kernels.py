@@ -23,9 +23,9 @@ from benchmarks.step import Ours, Plain
 from electra.checkpoints.manifest import find_commit
 from electra.files import write_json, write_text
 from electra.method.flops import count_true
-from electra.method.registry import sketch_objective
 from electra.presets import PRESETS
 from electra.pretraining.acceleration import WARM_UP_STEPS
+from electra.pretraining.networks import sketch_objective
 from electra.pretraining.plan import make_rows
 from electra.reports.rendering import Table, to_markdown
 from electra.settings import override

@@ -25,9 +25,9 @@ from electra.errors import UserError
 from electra.files import write_json, write_text
 from electra.finetuning.loop import finetune
 from electra.method.flops import count_run, count_true
-from electra.method.registry import sketch_objective
 from electra.presets import FINETUNE_PRESETS, PRESETS
 from electra.pretraining.loop import pretrain, resume
+from electra.pretraining.networks import sketch_objective
 from electra.pretraining.start import fit_to_shards
 from electra.reports.rendering import Table, to_markdown
 from electra.settings import override, to_dict

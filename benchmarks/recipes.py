@@ -60,12 +60,12 @@ from electra.files import write_json, write_text
 from electra.finetuning.grid import combine, search
 from electra.method.flops import count_true
 from electra.method.objective import Objective
-from electra.method.registry import sketch_objective
 from electra.model.batch import Batch, find_real
 from electra.presets import FINETUNE_PRESETS, PRESETS
 from electra.pretraining.acceleration import prepare_step
 from electra.pretraining.evaluation import heldout_batches, split_heldout
 from electra.pretraining.loop import pretrain, resume
+from electra.pretraining.networks import sketch_objective
 from electra.pretraining.plan import make_rows
 from electra.pretraining.start import build_model, fit_to_shards
 from electra.quickstart.config import QUICKSTART

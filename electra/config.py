@@ -336,21 +336,24 @@ class GeneratorConfig(Settings):
 
 
 OBJECTIVES = {
-    "rtd": "replaced_token_detection:ReplacedTokenDetection",
-    "rtd_masked_only": "replaced_token_detection:MaskedOnly",
-    "mlm": "masked_language_modelling:MaskedLanguageModelling",
-    "replace_mlm": "masked_language_modelling:ReplaceMLM",
-    "all_tokens_mlm": "masked_language_modelling:AllTokensMLM",
-    "electric": "electric:Electric",
-    "teams": "teams:Teams",
-    "cocolm": "cocolm:CocoLM",
-    "causal_lm": "masked_language_modelling:CausalLanguageModelling",
+    "rtd": "method.replaced_token_detection:ReplacedTokenDetection",
+    "rtd_masked_only": "method.replaced_token_detection:MaskedOnly",
+    "mlm": "objectives.masked_language_modelling:MaskedLanguageModelling",
+    "replace_mlm": "objectives.masked_language_modelling:ReplaceMLM",
+    "all_tokens_mlm": "objectives.masked_language_modelling:AllTokensMLM",
+    "electric": "objectives.electric:Electric",
+    "teams": "objectives.teams:Teams",
+    "cocolm": "objectives.cocolm:CocoLM",
+    "causal_lm": "objectives.masked_language_modelling:CausalLanguageModelling",
 }
-"""Module and class below method/ of each objective. A new objective is one more line here."""
+"""Module and class of each objective, below electra. A new objective is one more line here."""
 ALONE = ("mlm", "causal_lm")
 """Objectives without a generator."""
-SCHEMES = {("rtd", "two_stage"): "schemes:TwoStage", ("rtd", "adversarial"): "schemes:Adversarial"}
-"""Module and class below method/ for an objective with a scheme other than joint."""
+SCHEMES = {
+    ("rtd", "two_stage"): "objectives.schemes:TwoStage",
+    ("rtd", "adversarial"): "objectives.schemes:Adversarial",
+}
+"""Module and class, below electra, for an objective with a scheme other than joint."""
 
 
 @dataclass(frozen=True, kw_only=True)

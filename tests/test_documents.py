@@ -10,13 +10,13 @@ import torch
 from networks import assert_same_tensors, rng
 
 from electra.config import OBJECTIVES, ExamplesConfig, PrepareConfig
-from electra.method.electric import TwoTowers
 from electra.model.batch import Batch, find_real
 from electra.model.electra import PostNormLayer
 from electra.model.encoder import Encoder
 from electra.model.fused.post_norm import FusedPostNormLayer
 from electra.model.heads import GeneratorHead
 from electra.model.initialisation import init_weights
+from electra.objectives.electric import TwoTowers
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.plan import make_rows, measure_activations
 from electra.pretraining.start import build_model

@@ -26,13 +26,13 @@ from electra.files import write_json
 from electra.interop.export import export
 from electra.interop.importing import import_model
 from electra.method.flops import count_parts
-from electra.method.registry import sketch_objective
 from electra.presets import PRESETS, modern_sizes
 from electra.pretraining.acceleration import prepare_step
 from electra.pretraining.continuation import write_branch
 from electra.pretraining.init_from import describe_parts, fit_to_start
 from electra.pretraining.journal import Alarms
 from electra.pretraining.loop import pretrain, resume
+from electra.pretraining.networks import sketch_objective
 from electra.pretraining.plan import make_rows, measure_activations, time_run
 from electra.pretraining.resolution import resolve
 from electra.pretraining.start import build_model, count_tokens

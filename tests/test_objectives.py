@@ -23,15 +23,15 @@ from electra.checkpoints.folder import read_model
 from electra.config import OBJECTIVES, SCHEMES
 from electra.interop.export import export
 from electra.method.flops import count_true
-from electra.method.masked_language_modelling import mix
-from electra.method.masking import Vocabulary, crop
+from electra.method.masking import Vocabulary
 from electra.method.measures import Measures, entropy
-from electra.method.objective import Parts
-from electra.method.registry import build_objective, sketch_objective
 from electra.model.batch import Batch
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
+from electra.objectives.cocolm import crop
+from electra.objectives.masked_language_modelling import mix
 from electra.presets import PRESETS, encoder_sizes
+from electra.pretraining.networks import build_objective, sketch_objective
 from electra.pretraining.start import build_model
 from electra.settings import override
 from electra.tokenizing.tokenizer import make_tokenizer
@@ -67,7 +67,7 @@ def config_of(*settings):
 def build(*settings):
     """An objective with weights large enough to have opinions."""
     counts = torch.arange(1, VOCAB + 1)
-    model = build_objective(Parts(config_of(*settings), VOCABULARY, frequencies_V=counts))
+    model = build_objective(config_of(*settings), VOCABULARY, frequencies_V=counts)
     init_weights(model, 0.15, rng(0))
     return model
 
@@ -403,7 +403,7 @@ def compute_rtd(model, batch, seed=2):
 
 
 def build_exactly(*settings):
-    model = build_objective(Parts(config_of(*settings), VOCABULARY, torch.float64)).double()
+    model = build_objective(config_of(*settings), VOCABULARY, torch.float64).double()
     init_weights(model, 0.15, rng(0))
     return model
 

@@ -12,11 +12,11 @@ from torch.autograd.graph import get_gradient_edge
 
 from electra.errors import UserError
 from electra.method.flops import count_run
-from electra.method.registry import sketch_objective
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
 from electra.presets import PRESETS, encoder_sizes, modern_sizes
 from electra.pretraining import plan as memory
+from electra.pretraining.networks import sketch_objective
 from electra.pretraining.plan import (
     estimate_run,
     free_in_groups,

@@ -31,10 +31,10 @@ from electra.checkpoints.folder import read_finetuned, read_run_config
 from electra.cli import main
 from electra.config import FinetuneConfig
 from electra.files import hold
-from electra.method.registry import sketch_objective
 from electra.presets import PRESETS
 from electra.pretraining.continuation import branch
 from electra.pretraining.loop import pretrain, resume
+from electra.pretraining.networks import sketch_objective
 from electra.reproduce import report
 from electra.reproduce.plan import (
     Setup,

@@ -278,7 +278,7 @@ def flops(
     Example: electra flops --preset base --set method.objective=mlm train.steps=1000000
     """
     from electra.method.flops import count_parts, count_run, count_true
-    from electra.method.registry import sketch_objective
+    from electra.pretraining.networks import sketch_objective
 
     settings = resolve(preset, recipe, set_, toml=config, note=print_note)
     objective, length = sketch_objective(settings), settings.examples.sequence_length

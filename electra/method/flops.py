@@ -19,7 +19,7 @@ from typing import NamedTuple
 from torch import nn
 
 from electra.config import EncoderConfig, PretrainConfig
-from electra.method.masking import count_slots, crop_length
+from electra.method.masking import count_slots
 from electra.method.objective import Objective
 from electra.model.heads import GeneratorHead
 
@@ -58,7 +58,7 @@ def count_parts(objective: Objective, length: int) -> list[Part]:
     for role, network in objective.networks.items():
         passes = FORWARD_AND_BACKWARD * network.trained + network.run - network.trained
         counts: dict[str, float] = {}
-        lengths = [length, crop_length(length)] if network.crops else [length]
+        lengths = [length] if network.crop_length is None else [length, network.crop_length(length)]
         for encoder, each in product(network.encoders, lengths):
             for name, flops in encoder.count_flops(each, network.first_layer).items():
                 counts[name] = counts.get(name, 0) + flops * each / length
@@ -120,8 +120,8 @@ def count_as_the_paper(objective: Objective, config: PretrainConfig) -> float:
                 predicted=(OUTPUT_FRACTION if network.at == "chosen" else 1.0)
                 / len(network.encoders),
             )
-            if network.crops:
-                sizes, each = encoder.config, crop_length(length)
+            if network.crop_length is not None:
+                sizes, each = encoder.config, network.crop_length(length)
                 total += count_training(sizes, each, batch_size, steps, predicted=0.0)
     return total
 

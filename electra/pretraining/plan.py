@@ -17,11 +17,11 @@ from electra.config import PretrainConfig
 from electra.errors import UserError
 from electra.method.flops import FORWARD_AND_BACKWARD, count_run
 from electra.method.objective import Objective
-from electra.method.registry import sketch_objective
 from electra.model.batch import Batch
 from electra.model.encoder import Encoder, choose_layers, find_layers
 from electra.presets import PRESETS
 from electra.pretraining.acceleration import WARM_UP_STEPS, prepare_step
+from electra.pretraining.networks import sketch_objective
 from electra.pretraining.start import build_model
 from electra.processes import GROUPS, OWN_GROUPS, control_groups, find_place
 from electra.tokenizing.tokenizer import SPECIAL_TOKENS, make_tokenizer

@@ -25,12 +25,12 @@ from electra.checkpoints.folder import SavedNetwork
 from electra.config import PretrainConfig
 from electra.errors import require
 from electra.method.masking import Vocabulary
-from electra.method.objective import Objective, Parts
-from electra.method.registry import build_objective
+from electra.method.objective import Objective
 from electra.model.encoder import Encoder, choose_layers
 from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
 from electra.model.parts import EmbeddingBlock
 from electra.pretraining.init_from import fit_to_frozen, read_masked_lm
+from electra.pretraining.networks import build_objective
 from electra.shards.store import Shards
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine
@@ -114,7 +114,7 @@ def build_model(
     vocabulary = Vocabulary(
         torch.from_numpy(tokenizer.starts_word), tokenizer.mask_id, tokenizer.never_in_text
     )
-    model = build_objective(Parts(config, vocabulary, machine.dtype, frequencies_V, layer))
+    model = build_objective(config, vocabulary, machine.dtype, frequencies_V, layer)
     rng, others = (
         torch.Generator().manual_seed(step_seed(train.seed, name, 0))
         for name in ("weights", "other weights")

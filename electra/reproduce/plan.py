@@ -18,10 +18,10 @@ from electra.files import read_object, take_turns, write_json
 from electra.finetuning.grid import combine
 from electra.finetuning.start import fit_to_start as fit_finetuning
 from electra.method.flops import FORWARD_AND_BACKWARD, count_run, count_true
-from electra.method.registry import sketch_objective
 from electra.presets import PRESETS, RECIPES, finetune_preset
 from electra.pretraining.continuation import MAY_CHANGE
 from electra.pretraining.init_from import WARMUP_SHARE, fit_to_start
+from electra.pretraining.networks import sketch_objective
 from electra.pretraining.plan import time_run
 from electra.pretraining.start import build_model, fit_to_shards
 from electra.processes import usable_cores

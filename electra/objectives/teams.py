@@ -42,9 +42,9 @@ class Teams(ReplacedTokenDetection):
         kept = self.discriminator  # the selector has a last layer of its own
         self.selector = parts.new_encoder(kept.config, kept.embeddings)
         self.selector.share_layers(kept, kept.config.num_hidden_layers - 1)
-        self.selection_head = SelectionHead(parts.config.model)
-        self.keeps_selector = parts.config.method.kept_layer == "selection"
-        self.loss_weights["selection_loss"] = parts.config.method.selection_weight
+        self.selection_head = SelectionHead(parts.model)
+        self.keeps_selector = parts.method.kept_layer == "selection"
+        self.loss_weights["selection_loss"] = parts.method.selection_weight
 
     @property
     def kept(self) -> Encoder:

@@ -34,7 +34,7 @@ class TwoStage(ReplacedTokenDetection):
 
     def __init__(self, parts: Parts):
         super().__init__(parts)
-        self.is_trained = bool(parts.config.train.init_from)
+        self.is_trained = parts.starts_trained
         self.loss_weights = {"disc_loss": self.loss_weights["disc_loss"]}
 
     @property

@@ -40,10 +40,10 @@ class Electric(Objective):
     def __init__(self, parts: Parts):
         super().__init__(parts)
         # Registered first: checkpoints save the shared embedding block under the first name.
-        self.discriminator = parts.encoder(parts.config.model)
-        self.discriminator_head = DiscriminatorHead(parts.config.model)
+        self.discriminator = parts.encoder(parts.model)
+        self.discriminator_head = DiscriminatorHead(parts.model)
         self.generator = build_towers(parts, self.discriminator)
-        self.loss_weights = {"mlm_loss": 1.0, "disc_loss": parts.config.method.disc_weight}
+        self.loss_weights = {"mlm_loss": 1.0, "disc_loss": parts.method.disc_weight}
 
     @property
     def networks(self) -> dict[str, Network]:
@@ -164,7 +164,7 @@ class TwoTowers(nn.Module):
 
 def build_towers(parts: Parts, kept: Encoder) -> TwoTowers:
     """Return the noise distribution: two towers, each of the generator's size."""
-    sizes = parts.config.generator.encoder(parts.config.model)
+    sizes = parts.generator_settings.encoder(parts.model)
     before = parts.encoder(sizes, shared=kept)
     after = parts.new_encoder(sizes, before.embeddings)
     return TwoTowers(before, after, GeneratorHead(sizes, num_towers=2))
