@@ -761,7 +761,7 @@ def test_example_of_a_new_objective(batch, train, toy_config, tmp_path, monkeypa
     """The code in docs/OBJECTIVES.md: labels and loss by hand, then a run of twelve steps."""
     page = (Path(electra.__file__).parent.parent / "docs" / "OBJECTIVES.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    module = ModuleType("electra.method.shuffled_token_detection")
+    module = ModuleType("electra.objectives.shuffled_token_detection")
     exec(compile(code, "docs/OBJECTIVES.md", "exec"), module.__dict__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     (name, place) = re.findall(r'^    "(\w+)": "(.*)",$', page, re.MULTILINE)[0]
