@@ -118,7 +118,7 @@ def run_one(
         "steps": results["steps"],
         "tokens": results["tokens"],
         "seconds": results["seconds"],
-        "flops": count_run(sketch_objective(config), config),
+        "flops": count_run(sketch_objective(config), *config.amount),
         "heldout": results["heldout"],
         "curve": [r for r in read_metrics(run / "metrics.jsonl") if r["part"] == "heldout"],
         "scores": scores,

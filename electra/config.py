@@ -755,6 +755,11 @@ class PretrainConfig(Settings):
         )
 
     @property
+    def amount(self) -> tuple[int, int, int]:
+        """Row length in tokens, rows per step, and steps of the run."""
+        return self.examples.sequence_length, self.train.batch_size, self.train.steps
+
+    @property
     def second_stage(self) -> int:
         """First step after two_stage's first stage or generator.warmup_steps; 0: one stage."""
         if self.method.scheme != "two_stage":

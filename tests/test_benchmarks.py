@@ -68,7 +68,7 @@ def test_all_steps_compute_the_same_losses_and_train_both_networks(variants):
 def test_objectives_are_compared_at_equal_compute(variant, toy_shards):
     """Whole steps leave less than one in two hundred."""
     configs = [configure(each, 0, 1000, toy_shards) for each in ("rtd", variant)]
-    rtd, cost = (count_run(sketch_objective(config), config)["true"] for config in configs)
+    rtd, cost = (count_run(sketch_objective(config), *config.amount)["true"] for config in configs)
     assert cost == pytest.approx(rtd, rel=0.005)
 
 

@@ -7,7 +7,6 @@ import torch
 from test_golden import NEXT_SENTENCE
 from torch.utils.flop_counter import FlopCounterMode
 
-from electra.objectives import masked_language_modelling
 from electra.method.flops import (
     count_as_the_paper,
     count_parts,
@@ -17,6 +16,7 @@ from electra.method.flops import (
 )
 from electra.method.masking import Vocabulary
 from electra.model.likelihood import log_likelihood_plain
+from electra.objectives import masked_language_modelling
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.networks import build_objective, sketch_objective
 from electra.pretraining.plan import make_rows
@@ -37,7 +37,7 @@ def train(network, batch_size, steps, length=512, **arguments):
 
 def preset(name, *settings):
     config = override(PRESETS[name], settings)
-    return count_as_the_paper(sketch_objective(config), config)
+    return count_as_the_paper(sketch_objective(config), *config.amount)
 
 
 def true_count(config):

@@ -294,7 +294,7 @@ def flops(
     ]
     rows.append(("all", "", f"{total / 1e6:.3f}", "100.0%"))
     print_table(rows, ["part", "MFLOP a token, forward", "in training", "share"])
-    run = count_run(objective, settings)
+    run = count_run(objective, *settings.amount)
     train = settings.train
     tokens = train.steps * train.batch_size * length
     print_done(

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from electra.config import EncoderConfig, PretrainConfig
+from electra.config import EncoderConfig
 from electra.method.masking import count_slots
 from electra.method.objective import Objective
 from electra.model.heads import GeneratorHead
@@ -93,21 +93,29 @@ def count_stages(objective: Objective, length: int) -> tuple[float, float]:
     return counts[0], counts[1]
 
 
-def count_run(objective: Objective, config: PretrainConfig) -> dict[str, float]:
-    """Return the operations of a whole run: "true" and "paper"."""
-    train, length = config.train, config.examples.sequence_length
-    true = count_true(objective, length) * train.steps * train.batch_size * length
-    return {"true": true, "paper": count_as_the_paper(objective, config)}
+def count_run(
+    objective: Objective, length: int, batch_size: int, num_steps: int
+) -> dict[str, float]:
+    """Return the operations of a run: "true" and "paper".
+
+    Args:
+        objective: The networks.
+        length: Row length, tokens.
+        batch_size: Rows per step.
+        num_steps: Steps of the run.
+    """
+    true = count_true(objective, length) * num_steps * batch_size * length
+    return {"true": true, "paper": count_as_the_paper(objective, length, batch_size, num_steps)}
 
 
-def count_as_the_paper(objective: Objective, config: PretrainConfig) -> float:
-    """Return the paper's count of a whole run."""
-    total, length = 0.0, config.examples.sequence_length
+def count_as_the_paper(objective: Objective, length: int, batch_size: int, num_steps: int) -> float:
+    """Return the paper's count of a run; arguments as for `count_run`."""
+    total = 0.0
     for network in objective.networks.values():
         if network.at == "first":
             continue  # the script leaves next-sentence prediction out
-        batch_size, share = config.train.batch_size, (network.run + network.trained) / 2
-        steps = config.train.steps * share  # a pass backward costs as much as one forward
+        share = (network.run + network.trained) / 2
+        steps = num_steps * share  # a pass backward costs as much as one forward
         for encoder in network.encoders:
             total += count_training(
                 encoder.config,

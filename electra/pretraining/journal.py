@@ -343,7 +343,7 @@ class Journal:
             processes=machine.num_ranks,
             peak_flops_per_second=peak,
             step=step.describe(),
-            flops=count_run(self.model, self.config),
+            flops=count_run(self.model, *self.config.amount),
         )
         self.heldout = heldout_batches(shards, self.config)
         batches = {
@@ -460,7 +460,7 @@ class Journal:
             "steps": totals.step,
             "tokens": totals.tokens,
             "seconds": totals.seconds,
-            "flops": count_run(self.model, self.config),
+            "flops": count_run(self.model, *self.config.amount),
             "heldout": self.log.last.get("heldout"),
         }
         write_json(self.run / "results.json", results)

@@ -248,7 +248,7 @@ def plan(
         _count(model),
         train.steps,
         train.steps * train.batch_size * config.examples.sequence_length,
-        count_run(model, config),
+        count_run(model, *config.amount),
         _count_bytes(model, num_parts=1) + activations,
         time_run(model, config, machine, probe_seconds, progress, clock),
         machine.name,
@@ -280,19 +280,19 @@ def estimate_run(
             began, ended = ended, clock()
             best = min(best, ended - began)
     flops = FORWARD_AND_BACKWARD * sum(encoder.count_flops(length).values()) * ids_BL.numel()
-    run = count_run(sketch_objective(config), config)["true"]
+    run = count_run(sketch_objective(config), *config.amount)["true"]
     return run / flops * best
 
 
 def list_shorter(config: PretrainConfig, machine: Machine, seconds: float) -> dict[str, float]:
     """Return the presets that take less than a day, of a run's body, with their seconds."""
     found = {}
-    run = count_run(sketch_objective(config), config)["true"]
+    run = count_run(sketch_objective(config), *config.amount)["true"]
     for name, preset in PRESETS.items():
         if preset.model.architecture == config.model.architecture:
             model = dataclasses.replace(preset.model, vocab_size=config.model.vocab_size)
             preset = dataclasses.replace(preset, model=model)
-            flops = count_run(sketch_objective(preset), preset)["true"]
+            flops = count_run(sketch_objective(preset), *preset.amount)["true"]
             if flops < run and flops / run * seconds < 10 * DAY:
                 found[name] = estimate_run(preset, machine)
     return {name: taken for name, taken in found.items() if taken < DAY}

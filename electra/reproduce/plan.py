@@ -306,7 +306,7 @@ class _PlannedRow:
                     seed,
                     fraction,
                     planned,
-                    count_run(sketch_objective(planned), planned),
+                    count_run(sketch_objective(planned), *planned.amount),
                     runs[0].name if is_shared and runs else "",
                 )
             )
