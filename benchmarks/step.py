@@ -39,6 +39,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from electra.assignments import override
 from electra.checkpoints.manifest import find_commit
 from electra.checkpoints.names import ARCHITECTURES, ELECTRA
 from electra.config import PretrainConfig
@@ -54,7 +55,6 @@ from electra.pretraining.networks import sketch_objective
 from electra.pretraining.plan import make_rows
 from electra.pretraining.start import build_model
 from electra.reports.rendering import Table, to_markdown
-from electra.settings import override
 from electra.tokenizing.tokenizer import Tokenizer, make_tokenizer
 from electra.training.machine import Machine, prepare_machine
 

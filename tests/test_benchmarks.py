@@ -20,6 +20,7 @@ from benchmarks import load as loading
 from benchmarks import step as steps
 from benchmarks.objectives import VARIANTS, configure, trace
 from benchmarks.step import Best, Loop, Ours, check_losses
+from electra.assignments import override
 from electra.cli import app
 from electra.errors import UserError
 from electra.files import write_json
@@ -29,7 +30,6 @@ from electra.pretraining.networks import sketch_objective
 from electra.pretraining.plan import make_rows
 from electra.reproduce.plan import make_plan
 from electra.reproduce.suite import read_suite
-from electra.settings import override
 from electra.shards.store import open_shards
 from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine

@@ -9,6 +9,7 @@ import pytest
 import torch
 from networks import assert_same_tensors, rng
 
+from electra.assignments import override
 from electra.config import OBJECTIVES, ExamplesConfig, PrepareConfig
 from electra.model.batch import Batch, find_real
 from electra.model.electra import PostNormLayer
@@ -20,7 +21,6 @@ from electra.objectives.electric import TwoTowers
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.plan import make_rows, measure_activations
 from electra.pretraining.start import build_model
-from electra.settings import override
 from electra.shards.examples import BLOCK_TOKENS, Examples
 from electra.shards.prepare import prepare
 from electra.shards.store import open_shards

@@ -13,6 +13,7 @@ from commands import refuse_command, succeed
 from refusals import refuse
 from runs import ignore
 
+from electra.assignments import override, to_dict
 from electra.checkpoints.checkpoint import find_checkpoint, load_parameters, read_tensors
 from electra.checkpoints.folder import read_run_config
 from electra.errors import UserError
@@ -29,7 +30,6 @@ from electra.method.masking import Vocabulary
 from electra.model.batch import Batch
 from electra.pretraining.loop import pretrain
 from electra.pretraining.networks import build_objective
-from electra.settings import override, to_dict
 from electra.text.tables import read_sentences
 
 

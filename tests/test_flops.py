@@ -7,6 +7,7 @@ import torch
 from test_golden import NEXT_SENTENCE
 from torch.utils.flop_counter import FlopCounterMode
 
+from electra.assignments import override
 from electra.method.flops import (
     count_as_the_paper,
     count_parts,
@@ -20,7 +21,6 @@ from electra.objectives import masked_language_modelling
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.networks import build_objective, sketch_objective
 from electra.pretraining.plan import make_rows
-from electra.settings import override
 
 WARM = "generator.warmup_steps"
 

@@ -14,6 +14,7 @@ from runs import assert_same_end, begin, ignore, read_records, send_at
 from safetensors.torch import load_file, save_file
 from test_golden import NEXT_SENTENCE
 
+from electra.assignments import override, to_dict
 from electra.checkpoints.checkpoint import find_checkpoint, list_checkpoints
 from electra.checkpoints.folder import SavedModel, SavedNetwork, read_pretrained, read_run_config
 from electra.checkpoints.manifest import read_manifest
@@ -40,7 +41,6 @@ from electra.processes import Interrupted
 from electra.reports.curves import find_panels
 from electra.reports.page import write_page
 from electra.reports.runs import read_runs
-from electra.settings import override, to_dict
 from electra.shards.prepare import prepare
 from electra.shards.store import open_shards
 from electra.terminal.live import domains_line

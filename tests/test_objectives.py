@@ -19,6 +19,7 @@ from test_golden import DEBERTA, MODERN, NEXT_SENTENCE
 from torch.utils.flop_counter import FlopCounterMode
 
 import electra
+from electra.assignments import override
 from electra.checkpoints.folder import read_model
 from electra.config import OBJECTIVES, SCHEMES
 from electra.interop.export import export
@@ -33,7 +34,6 @@ from electra.objectives.masked_language_modelling import mix
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.networks import build_objective, sketch_objective
 from electra.pretraining.start import build_model
-from electra.settings import override
 from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine
 

@@ -10,6 +10,7 @@ from networks import assert_same_tensors
 from refusals import refuse
 from torch.autograd.graph import get_gradient_edge
 
+from electra.assignments import override
 from electra.errors import UserError
 from electra.method.flops import count_run
 from electra.model.encoder import Encoder
@@ -29,7 +30,6 @@ from electra.pretraining.plan import (
 )
 from electra.pretraining.start import build_model
 from electra.processes import usable_cores
-from electra.settings import override
 from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine
 

@@ -35,6 +35,7 @@ from runs import (
 )
 from test_golden import NEXT_SENTENCE, VARIANTS
 
+from electra.assignments import override, to_dict
 from electra.checkpoints.checkpoint import (
     copy_state,
     describe_networks,
@@ -64,7 +65,6 @@ from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.processes import Interrupted
 from electra.reports.page import write_page
 from electra.reports.runs import read_runs, read_samples
-from electra.settings import override, to_dict
 from electra.shards.examples import BLOCK_ROWS, Examples, permute
 from electra.shards.prepare import prepare
 from electra.shards.store import Shard, open_shards

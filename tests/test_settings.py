@@ -11,6 +11,7 @@ import pytest
 from refusals import refuse
 
 from electra import config as settings_of
+from electra.assignments import differences, from_dict, override, override_from_toml, to_dict
 from electra.config import FinetuneConfig, PrepareConfig, TokenizerConfig, require_schedule
 from electra.errors import UserError
 from electra.files import read_object, write_json
@@ -20,7 +21,7 @@ from electra.quickstart import config as of_quickstart
 from electra.quickstart.config import QUICKSTART
 from electra.service import config as of_service
 from electra.service.config import ServeConfig
-from electra.settings import AtLeast, differences, from_dict, override, override_from_toml, to_dict
+from electra.settings import AtLeast
 
 TINY, MODERN = PRESETS["tiny"], PRESETS["modern-mini"]
 FINETUNE = FinetuneConfig()

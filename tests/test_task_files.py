@@ -13,9 +13,9 @@ import torch
 from refusals import refuse
 from tasks import PowerCut, cut_at, ignore, read, small_finetune, write_files
 
+from electra.assignments import override
 from electra.config import FinetuneConfig
 from electra.finetuning.loop import finetune
-from electra.settings import override
 from electra.tasks.choice import ChoiceQuestion
 from electra.tasks.classification import Example
 from electra.tasks.registry import read_records, read_task

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from electra.assignments import from_dict
 from electra.checkpoints.checkpoint import (
     FILES,
     STATE,
@@ -34,7 +35,6 @@ from electra.errors import UserError, command, refuse_unlike, require, tell_plac
 from electra.files import check_hashes, named, read_object, sha256_file
 from electra.model.encoder import Encoder
 from electra.model.heads import NextSentenceHead
-from electra.settings import from_dict
 from electra.tokenizing.tokenizer import Tokenizer
 
 Predicts = Literal["tokens", "replaced"]

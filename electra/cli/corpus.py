@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from electra.assignments import override, override_from_toml
 from electra.cli.options import (
     DryRun,
     Set,
@@ -23,7 +24,6 @@ from electra.config import PrepareConfig, TextConfig, TokenizerConfig
 from electra.errors import command, count_of, require
 from electra.files import read_text
 from electra.reports.glossary import format_count
-from electra.settings import override, override_from_toml
 from electra.terminal.live import Progress
 from electra.terminal.printing import print_done, print_lines, print_note, print_sections
 from electra.text.streams import is_url, locate

@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from electra.assignments import differences, flatten, override, to_dict
 from electra.checkpoints.checkpoint import find_checkpoint, list_checkpoints, run_of, step_of
 from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import read_manifest
@@ -17,7 +18,6 @@ from electra.errors import UserError, command, require
 from electra.files import copy_folder, new_folder, write_json, write_text
 from electra.pretraining.acceleration import Ranking, recorded_ranking
 from electra.pretraining.evaluation import DOMAINS_FILE
-from electra.settings import differences, flatten, override, to_dict
 from electra.tokenizing.tokenizer import Tokenizer
 
 MAY_CHANGE = frozenset(

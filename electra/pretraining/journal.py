@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.profiler import profile, schedule
 
+from electra.assignments import to_dict
 from electra.checkpoints.checkpoint import STATE, Saver, State, describe_networks, write_checkpoint
 from electra.checkpoints.manifest import amend_session, begin_session
 from electra.checkpoints.metrics import MetricsLog, Tracker, read_metrics
@@ -33,7 +34,6 @@ from electra.pretraining.evaluation import (
 )
 from electra.pretraining.guard import ACCEPTED, NOT_FINITE, REASONS
 from electra.pretraining.step import Outcome, Step
-from electra.settings import to_dict
 from electra.shards.examples import Examples
 from electra.shards.store import Shards
 from electra.training.distributed import gather_over_ranks, sum_over_ranks

@@ -17,6 +17,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from electra.assignments import to_dict
 from electra.checkpoints.checkpoint import (
     copy_state,
     find_checkpoint,
@@ -58,7 +59,6 @@ from electra.pretraining.start import (
 )
 from electra.pretraining.step import Step
 from electra.processes import Interrupted, Requests, find_place, heed_signals
-from electra.settings import to_dict
 from electra.shards.examples import Examples
 from electra.shards.store import Shards, fetch_shards, open_shards
 from electra.tokenizing.tokenizer import Tokenizer

@@ -8,6 +8,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from electra.assignments import to_dict
 from electra.files import write_text
 from electra.reports.curves import draw_svg, find_panels
 from electra.reports.glossary import GLOSSARY
@@ -26,7 +27,6 @@ from electra.reports.runs import (
     pair_finetunings,
 )
 from electra.reports.tokens import Sentence, TokenView, describe
-from electra.settings import to_dict
 
 
 def render_page(template: str, **values: Any) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from electra.assignments import differences, flatten, from_dict, to_dict
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
 from electra.config import ALONE, MethodConfig, PretrainConfig
@@ -20,7 +21,6 @@ from electra.files import HASHES, check_hashes, parse_json, read_object, read_te
 from electra.reports.glossary import GLOSSARY, format_count, format_metric, format_seconds
 from electra.reports.rendering import Table, to_markdown
 from electra.reports.tokens import Sentence, TokenView, suspect_as_many
-from electra.settings import differences, flatten, from_dict, to_dict
 
 UNKNOWN = "not recorded"
 MetricsRecord = Mapping[str, Any]

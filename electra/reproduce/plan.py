@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from electra.assignments import differences, override, setting_name
 from electra.checkpoints.folder import SavedModel, SavedNetwork, read_pretrained, read_run_config
 from electra.checkpoints.metrics import read_metrics
 from electra.config import FinetuneConfig, PretrainConfig, longest_warmup, require_schedule
@@ -26,7 +27,6 @@ from electra.pretraining.plan import time_run
 from electra.pretraining.start import build_model, fit_to_shards
 from electra.processes import usable_cores
 from electra.reproduce.suite import MOST_STEPS, Row, Suite
-from electra.settings import differences, override, setting_name
 from electra.shards.store import Shards, open_shards
 from electra.tasks.family import Task
 from electra.tokenizing.tokenizer import make_tokenizer
