@@ -30,7 +30,8 @@ from electra.method.flops import count_parts
 from electra.presets import PRESETS, modern_sizes
 from electra.pretraining.acceleration import prepare_step
 from electra.pretraining.continuation import write_branch
-from electra.pretraining.init_from import describe_parts, fit_to_start
+from electra.pretraining.evaluation import evaluate, heldout_rows
+from electra.pretraining.init_from import describe_parts, fit_to_start, tell_parts
 from electra.pretraining.journal import Alarms
 from electra.pretraining.loop import pretrain, resume
 from electra.pretraining.networks import sketch_objective
@@ -165,6 +166,57 @@ def test_one_encoder_goes_on_with_both_heads(train, toy_shards, toy_config, obje
     assert_same_tensors(dict(model.kept.named_parameters()), start.kept.encoders[0])
 
 
+OWN = ["method.objective=mlm", "method.objective=replace_mlm", "method.objective=all_tokens_mlm"]
+OWN += ["method.objective=electric", CORRECTS, READS, "method.scheme=adversarial"]
+OWN += ["method.objective=teams", "method.objective=teams method.kept_layer=selection"]
+OWN += [" ".join(NEXT_SENTENCE), "method.objective=all_tokens_mlm method.sharing=gdes"]
+
+
+@pytest.mark.parametrize("settings", OWN)
+def test_the_same_objective_goes_on_with_all_that_it_has_learnt(
+    train, toy_shards, toy_config, settings
+):
+    """Its first loss is the last of the run before."""
+    run = train("run", settings, "train.steps=6")
+    model, config, start = begin(continued(toy_config, run, settings), toy_shards)
+    assert set(describe_parts(model, config, start).values()) == {"init_from"}
+    heldout = heldout_rows(open_shards(toy_shards), config)
+    last, found = read_records(run, "heldout")[-1], evaluate(model, heldout, 8)
+    assert {name: last[name] for name in found} == pytest.approx(found, rel=1e-5)
+
+
+@pytest.mark.parametrize("objective", ["mlm", "replace_mlm", "all_tokens_mlm", "cocolm"])
+def test_an_imported_bert_goes_on_with_its_head(train, toy_shards, toy_config, tmp_path, objective):
+    """The folder has its encoder without a head, and beside it the masked language model."""
+    run, bert = train("run", "method.objective=mlm model.embedding_size=128"), tmp_path / "bert"
+    export(run, bert, form="bert")
+    import_model(bert, tmp_path / "start")
+    config = continued(toy_config, tmp_path / "start", f"method.objective={objective}")
+    model, config, start = begin(config, toy_shards)
+    role = "corrector" if objective == "cocolm" else "encoder"
+    head = dict(model.networks[role].head.named_parameters())
+    assert_same_tensors(head, read_pretrained(run).kept.head)
+    told = tell_parts(model, config, start)
+    assert f"{role} head" in told.partition("(from")[0]
+    assert "not used" not in told
+    if objective == "mlm":
+        heldout = heldout_rows(open_shards(toy_shards), config)
+        last = read_records(run, "heldout")[-1]["mlm_loss"]
+        assert evaluate(model, heldout, 8)["mlm_loss"] == pytest.approx(last, rel=1e-5)
+
+
+@pytest.mark.parametrize("start", ["run", "export"])
+def test_a_head_of_another_encoder_is_not_taken(folders, toy_shards, toy_config, start):
+    """The generator's head has the shapes of one on the discriminator's states."""
+    config = continued(toy_config, folders / start, "method.objective=mlm")
+    model, config, found = begin(config, toy_shards)
+    assert describe_parts(model, config, found) == {"encoder": "init_from", "encoder head": "new"}
+    assert tell_parts(model, config, found) == (
+        f"first weights: encoder (from {folders / start}); encoder head (new); "
+        "not used: head that predicts replaced, generator"
+    )
+
+
 @pytest.mark.parametrize(
     ("settings", "head"),
     [("method.objective=all_tokens_mlm", "copy"), ("method.scheme=adversarial", "baseline")],
@@ -261,7 +313,9 @@ def test_a_corrector_goes_on_and_a_causal_encoder_may_read_both_sides(
     corrects, reads = train("corrects", CORRECTS), train("reads", READS)
     model, config, start = begin(continued(toy_config, corrects, CORRECTS), toy_shards)
     assert describe_parts(model, config, start)["corrector head"] == "init_from"
-    assert_same_tensors(dict(model.corrective_head.named_parameters()), start.corrector.head)
+    assert_same_tensors(
+        dict(model.corrective_head.named_parameters()), start.networks["corrector"].head
+    )
     selects = "method.objective=teams method.kept_layer=selection"
     found = begin(continued(toy_config, corrects, selects), toy_shards)
     assert describe_parts(*found)["selector head"] == "new"
@@ -543,6 +597,8 @@ def test_the_command_continues_a_continued_run(folders, toy_shards, tmp_path, mo
     words += ["train.batch_size=4", "train.evaluate_rows=8", "train.threads=1"]
     printed = succeed(capsys, *words, "train.steps=20")
     assert "continued from the weights of start: 20 steps" in printed.err
+    told = "generator (from the encoder's lower layers); generator head (new); discriminator, "
+    assert f"{told}discriminator head (from start)" in printed.err
     assert "old text" in printed.err
     config = read_run_config(tmp_path / "run")
     assert (config.model.hidden_size, config.generator.warmup_steps) == (128, 2)

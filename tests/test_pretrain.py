@@ -57,7 +57,7 @@ from electra.model.encoder import Encoder, choose_layers
 from electra.model.fused.post_norm import FusedPostNormLayer
 from electra.pretraining.acceleration import AcceleratedStep
 from electra.pretraining.continuation import branch, plan_cooldown
-from electra.pretraining.evaluation import evaluate, heldout_batches
+from electra.pretraining.evaluation import evaluate, heldout_rows, split_heldout
 from electra.pretraining.journal import Clock, Totals
 from electra.pretraining.loop import Due, pretrain, resume
 from electra.pretraining.resolution import resolve
@@ -680,22 +680,49 @@ def test_a_run_that_dies_in_an_evaluation_has_its_checkpoint(run, train, tmp_pat
     assert_same_end(run, tmp_path / "parts")
 
 
-def test_evaluation_does_not_depend_on_accumulation(toy_shards, toy_config):
-    """No more rows at a time than in a step, and the same measures to rounding."""
+OTHER_MASKS = ["method.mask_unit=span", "method.objective=teams", "method.mode=reference"]
+
+
+@pytest.mark.parametrize("setting", ["method.disc_weight=5", *OTHER_MASKS])
+def test_evaluation_does_not_depend_on_how_rows_are_divided(toy_shards, toy_config, setting):
+    """No more rows at a time than in a step, and the same masks, samples and measures."""
     shards = open_shards(toy_shards)
-    config = fit_to_shards(override(toy_config, ["train.evaluate_rows=20"]), shards)
+    config = fit_to_shards(override(toy_config, ["train.evaluate_rows=20", setting]), shards)
     model = build_model(config, shards.tokenizer, Machine(), count_tokens(shards))
     seen = []
     model.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0].input_ids_BL)))
-    batches = heldout_batches(shards, config)
-    expected = evaluate(model, batches, config.train.micro_batch_size)
+    heldout = heldout_rows(shards, config)
+    expected = evaluate(model, heldout, config.train.micro_batch_size)
     assert seen == [8, 8, 4]
-    pieces = override(config, ["train.accumulation=3"])
-    assert heldout_batches(shards, pieces)[0].input_ids_BL.equal(batches[0].input_ids_BL)
-    seen.clear()
-    found = evaluate(model, batches, pieces.train.micro_batch_size)
-    assert seen == [3, 3, 2, 3, 3, 2, 3, 1]
-    assert found == pytest.approx(expected, rel=1e-5)
+    whole = [each[1] for each in split_heldout(model, heldout, 20)]
+    for changes, sizes in (
+        (["train.accumulation=3"], [3, 3, 3, 3, 3, 3, 2]),
+        (["train.batch_size=16"], [16, 4]),
+        (["train.batch_size=1"], [1] * 20),
+    ):
+        other = override(config, changes)
+        assert heldout_rows(shards, other).input_ids_BL.equal(heldout.input_ids_BL)
+        seen.clear()
+        found = evaluate(model, heldout, other.train.micro_batch_size)
+        assert seen == sizes
+        assert found == pytest.approx(expected, rel=1e-5)
+        parts = [each[1] for each in split_heldout(model, heldout, sizes[0])]
+        for joined, all_at_once in zip(
+            map(torch.cat, list(zip(*parts, strict=True))[:5]), whole[0], strict=False
+        ):
+            assert joined.equal(all_at_once)
+    fewer = override(config, ["train.evaluate_rows=5"])
+    (_, first, _), *_ = split_heldout(model, heldout_rows(shards, fewer), 5)
+    assert first.index_BS.equal(whole[0].index_BS[:5]), "rows keep their masks among fewer"
+
+
+def test_each_row_has_its_own_masks(toy_shards, toy_config):
+    shards = open_shards(toy_shards)
+    config = fit_to_shards(toy_config, shards)
+    model = build_model(config, shards.tokenizer, Machine())
+    ((_, draw, _),) = split_heldout(model, heldout_rows(shards, config), 16)
+    assert len(draw.sample_BS.unique()) == draw.sample_BS.numel()
+    assert len(draw.index_BS.unique(dim=0)) == 16
 
 
 def test_samples_do_not_depend_on_accumulation(run, train):

@@ -159,12 +159,13 @@ def load_scorer(run: Path, network: Asked = "kept") -> Scorer:
     Device, precision and threads are those of the run's settings (`train`). A run that was trained
     on a CUDA device is scored on the CPU if there is none.
     """
-    config, networks = read_run_config(run_of(run)), read_pretrained(run)
+    config, model = read_run_config(run_of(run)), read_pretrained(run)
     objective = config.method.objective
-    generator = networks.masked_lm if networks.generator else None
-    found = {"kept": networks.kept, "generator": generator, "corrector": networks.corrector}
+    generator = model.masked_lm if model.generator else None
+    corrector = model.networks.get("corrector")
+    found = {"kept": model.kept, "generator": generator, "corrector": corrector}
     saved = found[network]
-    masks = saved is not None and saved is networks.masked_lm
+    masks = saved is not None and saved is model.masked_lm
     can_score = saved and (masks or network == "corrector" or saved.predicts not in ("", "tokens"))
     require(
         bool(can_score),
@@ -176,10 +177,10 @@ def load_scorer(run: Path, network: Asked = "kept") -> Scorer:
     train = config.train
     device: Literal["cpu", "auto"] = "cpu" if train.device == "cpu" else "auto"
     machine = prepare_machine(device, train.precision, train.threads)
-    loaded = load_network(networks, saved, machine)
+    loaded = load_network(model, saved, machine)
     origin = {
         "run": named(run).name,
-        "step": networks.step,
+        "step": model.step,
         "network": network,
         "predicts": saved.predicts,
         "device": machine.name,

@@ -9,7 +9,7 @@ Shape suffixes: B rows, L positions, S slots for masked positions in a row, V vo
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -198,19 +198,31 @@ class Masking(nn.Module):
         """Return what `choose` returns, with the uniform numbers that a generator draws."""
         return self.choose(batch, self.draw_uniform(batch, rng))
 
+    def draw_rows(self, batch: Batch, seeds: Sequence[int]) -> tuple[Draw, Counts]:
+        """Return what `draw` returns, but that each row has the random numbers of its own seed."""
+        shapes, rng = self._shapes(1, batch.input_ids_BL.shape[1]), torch.Generator()
+        sizes = [math.prod(shape) for shape in shapes]
+        rows = [torch.rand(sum(sizes), generator=rng.manual_seed(seed)) for seed in seeds]
+        parts = zip(*(row.split(sizes) for row in rows), strict=True)
+        uniform = [
+            torch.cat([each.view(shape) for each in part], dim=shape.index(1)).flatten()
+            for part, shape in zip(parts, shapes, strict=True)
+        ]
+        return self.choose(batch, torch.cat(uniform).to(batch.input_ids_BL.device))
+
     def draw_uniform(self, batch: Batch, rng: torch.Generator) -> Tensor:
         """Return the uniform numbers of a step in [0, 1), those that `choose` reads.
 
         All random numbers are drawn at once, so that the rest of a draw can be compiled.
         """
-        num_numbers = sum(math.prod(shape) for shape in self._shapes(batch))
+        num_numbers = sum(math.prod(shape) for shape in self._shapes(*batch.input_ids_BL.shape))
         device = batch.input_ids_BL.device
         return torch.rand(num_numbers, generator=rng, device=device)
 
     def choose(self, batch: Batch, uniform: Tensor) -> tuple[Draw, Counts]:
         """Return masked positions and uniform numbers of all rows of a step, and their counts."""
         real_BL, maskable_BL = find_real(batch), self.find_maskable(batch)
-        shapes = self._shapes(batch)
+        shapes = self._shapes(*batch.input_ids_BL.shape)
         parts = uniform.split([math.prod(shape) for shape in shapes])
         views = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
         crop_B = views.pop() if self.crops else None
@@ -234,9 +246,8 @@ class Masking(nn.Module):
         draw = Draw(index_BS, chosen_BS, shown_BS, random_BS, sample_BS, crop_B)
         return draw, self.count(batch, draw)
 
-    def _shapes(self, batch: Batch) -> list[tuple[int, ...]]:
+    def _shapes(self, B: int, L: int) -> list[tuple[int, ...]]:
         """Return the shapes of uniform numbers: of spans if masked, positions, slots, crops."""
-        B, L = batch.input_ids_BL.shape
         S = count_slots(self.config.mask_prob, L, self.config.mode)
         of_spans = [(B, L)] if self.config.mask_unit == "span" else []
         of_slots = (3 + self.num_others, B, S)

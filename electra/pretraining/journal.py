@@ -25,13 +25,7 @@ from electra.checkpoints.metrics import MetricsLog, Tracker, read_metrics
 from electra.config import PretrainConfig, TrainConfig
 from electra.files import read_object, write_json
 from electra.method.flops import count_run, count_stages
-from electra.pretraining.evaluation import (
-    DomainLosses,
-    Domains,
-    evaluate,
-    heldout_batches,
-    view_rows,
-)
+from electra.pretraining.evaluation import DomainLosses, Domains, evaluate, heldout_rows, view_rows
 from electra.pretraining.guard import ACCEPTED, NOT_FINITE, REASONS
 from electra.pretraining.step import Outcome, Step
 from electra.shards.examples import Examples
@@ -345,12 +339,10 @@ class Journal:
             step=step.describe(),
             flops=count_run(self.model, *self.config.amount),
         )
-        self.heldout = heldout_batches(shards, self.config)
-        batches = {
-            name: self.heldout if each is shards else heldout_batches(each, self.config)
-            for name, each in domains.items()
-        }
-        self.domains = DomainLosses(run, batches, step, first_step)
+        self.heldout = heldout_rows(shards, self.config)
+        heldout = {name: heldout_rows(each, self.config) for name, each in domains.items()}
+        by_domain = {name: rows for name, rows in heldout.items() if rows is not None}
+        self.domains = DomainLosses(run, by_domain, step, first_step)
         self.alarms = Alarms(self.config)
         name, settings = self.config.train.tracker, to_dict(self.config)
         tracker = None if name == "none" else Tracker(name, run, settings)
@@ -445,17 +437,18 @@ class Journal:
 
     def evaluate(self, done: int) -> None:
         """Evaluate on held-out rows, and write the record."""
+        assert self.heldout is not None
         measures = evaluate(self.model, self.heldout, self.step.micro_rows)
         record = {"part": "heldout", "step": done, **measures, **self.domains.measure(done)}
         self._write(record, self.alarms.read_heldout)
 
     def write_results(self, totals: Totals) -> dict[str, Any]:
         """Write samples.json and results.json, and return the contents of the latter."""
-        samples = self.heldout and view_rows(
-            self.model, self.heldout[0], self.tokenizer, self.step.micro_rows
-        )
-        if samples:
-            write_json(self.run / "samples.json", samples)
+        if self.heldout is not None:
+            rows = self.step.micro_rows
+            samples = view_rows(self.model, self.heldout, self.tokenizer, rows)
+            if samples:
+                write_json(self.run / "samples.json", samples)
         results = {
             "steps": totals.step,
             "tokens": totals.tokens,

@@ -46,6 +46,7 @@ from electra.pretraining.init_from import (
     load_network,
     load_start,
     require_vocabulary,
+    tell_parts,
 )
 from electra.pretraining.journal import Journal, Show, SilentJournal, Totals, Window, read_totals
 from electra.pretraining.plan import require_memory
@@ -319,6 +320,8 @@ def _build(
     if is_new:
         if start and frequencies_V is not None:
             load_start(model, config, start, frequencies_V)
+            if machine.rank == 0:
+                show({"part": "start", "step": 0, "text": tell_parts(model, config, start)})
         if config.generator.kind == "frozen":
             load_network(model.networks["generator"], read_frozen(config, shards))
         for parameter in model.parameters():

@@ -111,6 +111,8 @@ class Display:
             if self._screen.live or time.monotonic() > self._told + SECONDS_BETWEEN_LINES:
                 self._told = time.monotonic()
                 self._tell(text)
+        elif part == "start":
+            print_note(record["text"])
         elif part == "alarm":
             print_note(f"step {record['step']:,}: {record['text']}")
         else:
