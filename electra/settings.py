@@ -2,6 +2,8 @@
 
 import dataclasses
 import re
+from collections.abc import Mapping
+from importlib import import_module
 from operator import attrgetter
 from typing import ClassVar, Literal, NamedTuple
 
@@ -76,6 +78,10 @@ class Settings:
     section: ClassVar[str] = ""
     """What stands before a field's name in --set, such as "train."."""
     needs: ClassVar[tuple[Needs | Order, ...]] = ()
+    tag: ClassVar[str] = ""
+    """Field whose value chooses the class of the settings; empty: there is one class."""
+    kinds: ClassVar[Mapping[str, str]] = {}
+    """Module and class below electra by value of the tag, for values with settings of their own."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
@@ -85,6 +91,16 @@ class Settings:
         for rule in self.needs:
             rule.check(self)
         self.check()
+
+    @classmethod
+    def class_for(cls, value: object) -> type["Settings"]:
+        """Return the class for a value of the tag: one of `kinds`, or the class that lists them."""
+        place = cls.kinds.get(str(value), "")
+        if not place:
+            return next((each for each in cls.__mro__ if "kinds" in vars(each)), cls)
+        module, _, name = place.partition(":")
+        found: type[Settings] = getattr(import_module(f"electra.{module}"), name)
+        return found
 
     def check(self) -> None:
         """Raise UserError where a rule across fields does not hold that `needs` cannot say."""

@@ -19,6 +19,7 @@ states of [CLS].
 """
 
 import math
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +31,7 @@ from electra.method.replaced_token_detection import ReplacedTokenDetection, meas
 from electra.model.batch import Batch, find_real
 from electra.model.heads import GeneratorHead
 from electra.model.masked_lm import states_at
+from electra.objectives.config import CocoLMConfig
 from electra.objectives.masked_language_modelling import mix
 
 
@@ -38,7 +40,7 @@ class CocoLM(ReplacedTokenDetection):
 
     def __init__(self, parts: Parts):
         super().__init__(parts)
-        method, sizes = parts.method, parts.model
+        method, sizes = cast(CocoLMConfig, parts.method), parts.model
         self.corrective_head = GeneratorHead(sizes) if method.corrective_weight else None
         self.masking.crops = method.contrasts
         weights = {

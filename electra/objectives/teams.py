@@ -19,6 +19,8 @@ Shape suffixes: B rows, L positions, S slots for masked positions in a row, M sl
 K = 1 + N candidates, H hidden size, E embedding size.
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -29,6 +31,7 @@ from electra.model.batch import Batch
 from electra.model.encoder import Encoder
 from electra.model.heads import SelectionHead
 from electra.model.masked_lm import states_at
+from electra.objectives.config import TeamsConfig
 
 NUM_OTHERS = 4
 
@@ -43,8 +46,9 @@ class Teams(ReplacedTokenDetection):
         self.selector = parts.new_encoder(kept.config, kept.embeddings)
         self.selector.share_layers(kept, kept.config.num_hidden_layers - 1)
         self.selection_head = SelectionHead(parts.model)
-        self.keeps_selector = parts.method.kept_layer == "selection"
-        self.loss_weights["selection_loss"] = parts.method.selection_weight
+        method = cast(TeamsConfig, parts.method)
+        self.keeps_selector = method.kept_layer == "selection"
+        self.loss_weights["selection_loss"] = method.selection_weight
 
     @property
     def kept(self) -> Encoder:

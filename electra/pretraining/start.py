@@ -74,8 +74,8 @@ def require_equal_shares(config: PretrainConfig, machine: Machine) -> None:
     number = train.accumulation * num_ranks
     require(
         num_ranks == 1 or not config.method.contrasts,
-        f"method.contrast_weight {config.method.contrast_weight:g} compares the rows of one "
-        f"process, not of {num_ranks}: start one, or set method.contrast_weight=0",
+        f"method.objective {config.method.objective} compares the rows of one process, not of "
+        f"{num_ranks}: start one, or set method.contrast_weight=0",
     )
     require(
         num_ranks == 1 or train.batch_size % number == 0,
