@@ -97,7 +97,7 @@ def keep_columns(rows: Sequence[Mapping[str, Any]], answers: Answers) -> Answers
     names = dict.fromkeys(name for row in rows for name in row)
     records = []
     for row, answer in zip(rows, answers.records, strict=True):
-        for name in names.keys() & answer.keys():
+        for name in (name for name in answer if name in names):
             is_one = str(row.get(name, answer[name])) == str(answer[name])
             require(is_one, f"the answers have a column {name!r}, too; rename that of the input")
         records.append({**{name: row.get(name) for name in names}, **answer})
