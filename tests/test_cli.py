@@ -281,6 +281,7 @@ def test_a_preset_is_no_shorter_than_itself():
     assert list_shorter(PRESETS["deberta-tiny"], machine, 2 * DAY) == {}
 
 
+@pytest.mark.filterwarnings("default:the run reads the text")
 def test_a_run_of_days_is_announced_before_it_starts(capsys, folder, tmp_path):
     long = [word.replace("steps=6", "steps=2000000000") for word in SMALL]
     words = ["pretrain", folder / "shards", "--out", tmp_path / "run", "--set", *long]

@@ -40,6 +40,7 @@ from electra.pretraining.resolution import resolve
 from electra.pretraining.start import build_model, count_tokens
 from electra.processes import Interrupted
 from electra.reports.curves import find_panels
+from electra.reports.glossary import describe_heldout
 from electra.reports.page import write_page
 from electra.reports.runs import read_runs
 from electra.shards.prepare import prepare
@@ -562,7 +563,7 @@ def test_the_report_has_both_curves(measured, run, tmp_path):
     assert "random, with neighbours</td>" in (tmp_path / "own.html").read_text()
     main(["report", str(measured), "--out", str(tmp_path / "tables.md")])
     tables = (tmp_path / "tables.md").read_text()
-    assert "| continued run | step | old_disc_loss | old_disc_auc |" in tables
+    assert "| continued run | step | old_disc_loss | new_disc_loss |" in tables
     assert f"| run | 8 | {runs[0].heldout[-1]['old_disc_loss']:.4f} |" in tables
     line = domains_line(runs[0].heldout[-1])
     assert line.startswith("# disc loss on rows that stay the same: old text 0.")
@@ -576,13 +577,48 @@ def test_a_run_that_makes_a_model_worse_says_so(toy_config):
         record = {"part": "heldout", "step": 1, "old_disc_loss": loss}
         return alarms.read_heldout({**record, "old_constant_disc_loss": 0.4})
 
+    assert alarms.read_end() == []
+
     assert [read(loss) for loss in (0.3, 0.29, 0.309)] == [[], [], []]
     (text,) = read(0.32)
     assert "on the old text the discriminator's loss is 0.3200, and was 0.3000" in text
     assert "20% of what it had learnt there is lost" in text
+    assert alarms.read_end() == [], "said just now"
     assert read(0.33) == []
-    assert read(0.30) == []
+    assert "30% of what it had learnt there is lost" in alarms.read_end()[0]
+    assert read(0.30) == alarms.read_end() == []
     assert len(read(0.33)) == 1
+
+
+def test_the_end_of_a_continued_run_shows_what_it_gained_and_lost(
+    folders, toy_shards, toy_config, tmp_path, capsys
+):
+    seen, run = [], tmp_path / "run"
+    spoils = f"optimizer.learning_rate=0.3 train.also_evaluate={toy_shards}"
+    config = continued(toy_config, folders / "run", spoils)
+    results = pretrain(toy_shards, run, config, seen.append)
+    first, *_, last = read_records(run, "heldout")
+    assert results["before"]["new_disc_loss"] == first["new_disc_loss"] < last["new_disc_loss"]
+    told = describe_heldout(results["heldout"], results["before"])
+    before = {name: f"{first[name]:.4f}" for name in ("new_disc_loss", "old_disc_loss")}
+    for name in before:
+        assert told[name] == f"{last[name]:.4f} ({before[name]} before)"
+    assert "before" not in told["disc_loss"], "of other samples"
+    alarms = [(each["step"], each["text"]) for each in seen if each["part"] == "alarm"]
+    for domain in ("old", "new"):
+        steps = [step for step, text in alarms if f"on the {domain} text" in text]
+        assert steps == [4, 8], "when it is seen, and at the end"
+    write_page(tmp_path / "page.html", read_runs([run]))
+    page = " ".join((tmp_path / "page.html").read_text().split())
+    for words in (f"loss was {before['new_disc_loss']} at first", ">new_constant_disc_loss<"):
+        assert words in page
+    # Another objective's own loss on the new text, and on the old.
+    config = continued(toy_config, folders / "run", "method.objective=mlm", spoils)
+    results = pretrain(toy_shards, tmp_path / "mlm", config, ignore)
+    told = describe_heldout(results["heldout"], results["before"])
+    assert {name for name in told if "before" in told[name]} == {
+        "mlm_loss", "mlm_accuracy", "old_loss"
+    }  # fmt: skip
 
 
 # The command

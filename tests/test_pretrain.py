@@ -649,6 +649,9 @@ def test_records_and_files(run, toy_config):
         total = record["mlm_loss"] + toy_config.method.disc_weight * record["disc_loss"]
         assert record["loss"] == pytest.approx(total)
         assert 0 < record["replaced_rate"] < 0.2
+    for record in heldout:  # what the run has cost so far
+        (same,) = (each for each in train if each["step"] == record["step"])
+        assert (record["tokens"], record["flops"]) == (same["tokens"], same["flops"])
     results = json.loads((run / "results.json").read_text())
     assert results["heldout"] == heldout[-1]
     assert results["tokens"] == train[-1]["tokens"]
@@ -734,6 +737,26 @@ def test_samples_do_not_depend_on_accumulation(run, train):
     assert found[0] == found[1]
 
 
+def test_a_held_out_record_between_two_log_windows_counts_the_tokens_since(run, train):
+    between = train("between", "train.log_every=12 train.evaluate_every=4 train.save_every=12")
+    tokens = {each["step"]: each["tokens"] for each in read_records(between, "heldout")}
+    expected = {each["step"]: each["tokens"] for each in read_records(run, "train")}
+    assert tokens == {step: expected[step] for step in (4, 8, 12)}
+
+
+def test_passes_over_the_text_are_told_first_and_many_with_a_note(train, toy_shards, toy_config):
+    shards, seen = open_shards(toy_shards), []
+    config = override(toy_config, ["train.evaluate_rows=0"])
+    examples = Examples(shards.train, shards.tokenizer, config.examples, seed=0)
+    train("run", "train.evaluate_rows=0", show=seen.append)
+    begin = {"part": "begin", "step": 0, "tokens": 12 * 8 * 32}
+    assert seen[0] == begin | {"passes": {"the text": pytest.approx(96 / len(examples))}}
+    # A row a step would be read more than 40 times in so many steps.
+    steps, fewer = 41 * len(examples), 40 * len(examples)
+    with pytest.warns(UserWarning, match=f"reads the text 41 times.*set train.steps={fewer}$"):
+        train("many", f"train.batch_size=1 train.steps={steps}", stop_at=4)
+
+
 def test_a_run_without_evaluations(train, tmp_path):
     """Nothing is measured on held-out text, and the report says so."""
     run = train("run", "train.evaluate_rows=0")
@@ -778,7 +801,7 @@ def test_the_manifest_tells_that_the_compiler_failed(train, monkeypatch):
 
     by_torch = torch.compile
     monkeypatch.setattr("electra.pretraining.acceleration._compiles", lambda config, device: True)
-    monkeypatch.setattr("electra.pretraining.loop.prepare_step", AcceleratedStep)
+    monkeypatch.setattr("electra.pretraining.opening.prepare_step", AcceleratedStep)
     monkeypatch.setattr(torch, "compile", lambda model, **options: by_torch(model, backend=fail))
     with pytest.warns(UserWarning, match="torch.compile fails, going on without it"):
         run = train("run", "train.steps=1 optimizer.warmup_steps=0")
@@ -790,7 +813,7 @@ def test_the_manifest_tells_that_the_compiler_failed(train, monkeypatch):
 def test_a_resumed_run_keeps_its_attention_kernels(unfinished, monkeypatch):
     ranking = {"masked": ["MATH"], "unmasked": ["FLASH_ATTENTION", "MATH"]}
     amend_session(unfinished, step={"attention": ranking})
-    monkeypatch.setattr("electra.pretraining.loop.prepare_step", AcceleratedStep)
+    monkeypatch.setattr("electra.pretraining.opening.prepare_step", AcceleratedStep)
     resume(unfinished, ignore)
     assert read_manifest(unfinished)["sessions"][1]["step"]["attention"] == ranking
 

@@ -312,7 +312,7 @@ def test_a_collapse_is_told(toy_tokenizer, unanswerable, reference, is_told):
 
 
 def test_columns_of_a_file_without_columns_are_refused():
-    read = SpanExtraction("beam").read_records
+    read = SpanExtraction("beam").read_inputs
     refuse("has no columns", read, Path("dev.json"), ["question", "context"], [])
 
 

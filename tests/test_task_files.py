@@ -18,7 +18,7 @@ from electra.config import FinetuneConfig
 from electra.finetuning.loop import finetune
 from electra.tasks.choice import ChoiceQuestion
 from electra.tasks.classification import Example
-from electra.tasks.registry import read_records, read_task
+from electra.tasks.registry import read_inputs, read_task
 from electra.tasks.squad import SpanQuestion, read_questions
 from electra.tasks.tagging import TaggedSentence
 from electra.text.tables import read_table, read_text_lines
@@ -315,7 +315,7 @@ def test_what_is_a_word(tmp_path, text, settings, words):
     task = tagging(tmp_path, text, text, *settings)
     assert [each.words for each in task.examples["train"]] == words
     column = task.columns[0]
-    records = task.family.read_records(tmp_path / "dev.txt", [column], task.columns)
+    records, _ = task.family.read_inputs(tmp_path / "dev.txt", [column], task.columns)
     assert [each["tokens"] for each in records] == words
 
 
@@ -479,12 +479,13 @@ def test_a_csv_may_have_another_separator(tmp_path):
     task = read("own", tmp_path, "own.separator=;")
     assert task.examples == read("own", tmp_path).examples
     assert [each.text_a for each in task.examples["train"]] == ["a; b, c", "d", "e\nf", "g"]
-    records = task.family.read_records(tmp_path / "dev.csv", [], task.columns, ";")
+    records, _ = task.family.read_inputs(tmp_path / "dev.csv", [], task.columns, ";")
     assert records[0] == {"text": "a; b, c"}
     facts = task.family.facts() | {"task": "own", "columns": task.columns, "separator": ";"}
     write_files(tmp_path, {"new.csv": "text,id\na;b,1\n", "one.csv": "text\na, b\n"})
-    assert read_records(facts, tmp_path / "new.csv") == [{"text": "a;b"}]
-    assert read_records(facts, tmp_path / "one.csv") == [{"text": "a, b"}]
+    rows = [{"text": "a;b", "id": "1"}]
+    assert read_inputs(facts, tmp_path / "new.csv") == ([{"text": "a;b"}], rows)
+    assert read_inputs(facts, tmp_path / "one.csv").records == [{"text": "a, b"}]
     tabs = write_files(tmp_path / "tabs", {"train.csv": TRAIN, "dev.csv": TRAIN})
     assert len(read("own", tabs, "own.separator=\\t").examples["train"]) == 4
     refuse("own.separator must be one character", read, "own", tabs, "own.separator=ab")
@@ -562,7 +563,7 @@ def test_flat_questions_are_read_in_every_format(tmp_path, form):
     assert task.examples["train"] == [answered, answered._replace(id="8", answers=(), span=None)]
     unknown = answered._replace(answers=None, span=None)
     assert task.examples["test"] == [unknown, unknown._replace(id="x")]
-    records = task.family.read_records(tmp_path / name, [], task.columns)
+    records, _ = task.family.read_inputs(tmp_path / name, [], task.columns)
     assert [each["id"] for each in records] == ["7", "8"]
 
 

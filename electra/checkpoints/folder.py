@@ -216,12 +216,32 @@ def read_run_config(run: Path) -> PretrainConfig:
 class SavedSeed(NamedTuple):
     """Where the model of one seed of a fine-tuning lies, and what its JSON files say."""
 
+    run: Path
+    """The fine-tuning; of a grid, its best."""
     folder: Path
     seed: int
     sizes: EncoderConfig
     config: FinetuneConfig
     facts: dict[str, Any]
     """As in `Finetuned`."""
+
+
+def find_best(run: Path) -> Path:
+    """Return the best fine-tuning of a grid's folder; any other folder as it is.
+
+    A warning names the fine-tuning.
+    """
+    path = run / "results.json"
+    best = read_object(path).get("best") if path.is_file() else None
+    if best is None:
+        return run
+    found = run / str(best)
+    require(
+        "/" not in str(best) and (found / "results.json").is_file(),
+        f"{run} is a grid, and lacks the folder of its best fine-tuning, {best}",
+    )
+    warnings.warn(f"{run} is a grid; its best fine-tuning on dev is {found}", stacklevel=1)
+    return found
 
 
 def find_seed(run: Path, seed: int | None = None, *, verify: bool = False) -> SavedSeed:
@@ -236,11 +256,8 @@ def find_seed(run: Path, seed: int | None = None, *, verify: bool = False) -> Sa
         f"{run} is not a finished folder of `electra finetune`: it must have a config.json with a "
         "task, and a results.json",
     )
+    run = find_best(run)
     results = read_object(run / "results.json")
-    require(
-        "best" not in results,
-        f"{run} holds several fine-tunings; take one of them: {run}/{results.get('best')}",
-    )
     with refuse_unlike(f"{run} is not a folder that `electra finetune` wrote"):
         seeds, columns = results["seeds"] | results.get("replacements", {}), results["columns"]
         headlines = {int(n): each["scores"][results["metric"]] for n, each in seeds.items()}
@@ -257,14 +274,13 @@ def find_seed(run: Path, seed: int | None = None, *, verify: bool = False) -> Sa
     with refuse_unlike(f"{folder / 'config.json'} is not the config of a fine-tuned model"):
         sizes, task = from_dict(EncoderConfig, facts["encoder"]), str(facts["task"])
     facts |= {"task": task, "columns": columns, "separator": config.own.between}
-    return SavedSeed(folder, seed, sizes, config, facts)
+    return SavedSeed(run, folder, seed, sizes, config, facts)
 
 
 def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
     """Return the model of one seed; arguments as for `find_seed`."""
-    run = named(run)
-    found = find_seed(run, seed, verify=True)
-    folder, task = found.folder, found.facts["task"]
+    found = find_seed(named(run), seed, verify=True)
+    run, folder, task = found.run, found.folder, found.facts["task"]
     files = {WEIGHTS_FILE: folder / WEIGHTS_FILE}
     tensors = read_tensors(files[WEIGHTS_FILE])
     encoder = _fit(tensors.below("encoder."), found.sizes, str(folder))
@@ -336,6 +352,8 @@ def _read_huggingface(folder: Path) -> SavedModel:
         judge = found.get(DISCRIMINATOR_FILE)
         networks = find_networks(architecture, sizes, found[WEIGHTS_FILE], judge)
         kept = next(iter(networks.values()))
+        if kept.predicts == "replaced" and _read_config(folder).get("predicts") == "energy":
+            kept = replace(kept, predicts="energy")  # of Electric
         if pooler := found.get(NEXT_SENTENCE_FILE):
             kept = replace(kept, next_sentence=gather(partial(NextSentenceHead, sizes), pooler))
     generator = networks.get("tokens") if kept.predicts == "replaced" else None

@@ -63,6 +63,14 @@ Recipe = Annotated[
         f"If not given, best for {', '.join(BEST_BY_DEFAULT)}, paper for the others.",
     ),
 ]
+Precision = Annotated[
+    Literal["float32", "bfloat16", "auto"],
+    Parameter(
+        name="--precision",
+        help="What the answers are computed in. bfloat16 is faster on hardware that multiplies it, "
+        "and changes an answer by its rounding; auto chooses it there.",
+    ),
+]
 DryRun = Annotated[
     bool,
     Parameter(

@@ -199,7 +199,7 @@ def _print_results(run: Path, results: dict[str, Any]) -> None:
 
     wrote = f"wrote {run}"
     if results["heldout"]:
-        reached = describe_heldout(results["heldout"]).items()
+        reached = describe_heldout(results["heldout"], results["before"]).items()
         wrote += f": {', '.join(f'{name} {value}' for name, value in reached)} on held-out text"
     wrote += f"; {place_on_the_papers_curve(results['flops']['paper'])}"
     print_done(

@@ -204,6 +204,11 @@ class Encoder(nn.Module):
         return found
 
     @torch.no_grad()
+    def embed(self, input_ids_BL: Tensor) -> Tensor:
+        """Return what the first layer reads (B, L, H), for rows of one segment; no gradients."""
+        return self._begin(input_ids_BL, None)[0]
+
+    @torch.no_grad()
     def layer_states(
         self,
         input_ids_BL: Tensor,

@@ -150,9 +150,9 @@ class DomainLosses:
     def measure(self, done: int) -> dict[str, Any]:
         """Return the measures of each domain; names begin with new_ and old_.
 
-        For replaced token detection these are disc_loss, constant_disc_loss and disc_auc on fixed
-        rows, from the step on at which the tokens are replaced. For other objectives it is the
-        objective's loss on the old text, old_loss.
+        For replaced token detection these are the discriminator's measures on fixed rows, from the
+        step on at which the tokens are replaced. For other objectives it is the objective's loss on
+        the old text, old_loss.
         """
         model, old = self.step.model, self.heldout.get("old")
         if not isinstance(model, ReplacedTokenDetection):
@@ -163,12 +163,12 @@ class DomainLosses:
             self.corrupt_ids = self._replace_tokens(model)
             with new_file(self.path) as incomplete:
                 write_tensors(incomplete, self.corrupt_ids)
-        found: dict[str, Any] = {}
-        for name in self.heldout:
-            record = self._judge(name, model)
-            for measure in ("disc_loss", "constant_disc_loss", "disc_auc"):
-                found[f"{name}_{measure}"] = record[measure]
-        return found
+        return {
+            f"{name}_{measure}": value
+            for name in self.heldout
+            for measure, value in self._judge(name, model).items()
+            if measure != "loss"
+        }
 
     @torch.no_grad()
     def _replace_tokens(self, model: ReplacedTokenDetection) -> dict[str, Tensor]:

@@ -105,6 +105,11 @@ class Window:
         clock = self.clock
         return Totals(clock.step, clock.tokens, clock.seconds, self.num_skipped)
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the run up to the last step; waits for the device."""
+        return self.clock.tokens + int(self.num_real)
+
     def add(self, outcome: Outcome) -> None:
         """Add the outcome of the next step."""
         self.num_real += outcome.num_real
@@ -234,7 +239,10 @@ class Alarms:
         self.num_bad = {"discriminator": 0, "generator": 0, "loss": 0, "speed": 0}
         self.before: dict[str, float] = {}
         """First loss of each domain of a continued run."""
-        self.is_worse = {"new": False, "old": False}
+        self.raised: list[str] = []
+        """Alarms of the last held-out record."""
+        self.is_worse = {"new": "", "old": ""}
+        """The alarm of each domain at the last held-out record; empty: there is none."""
 
     def read(self, record: Mapping[str, Any]) -> list[str]:
         """Return the alarms that a training record raises."""
@@ -293,15 +301,20 @@ class Alarms:
             before = self.before.setdefault(domain, loss)
             learnt = constant - before
             lost = (loss - before) / learnt if learnt > 0 else 0.0
-            self.is_worse[domain] = is_worse = lost > LOST_SHARE
-            if is_worse and not was_worse:
-                raised.append(
-                    f"on the {domain} text the discriminator's loss is {loss:.4f}, and was "
-                    f"{before:.4f} before its first step: {lost:.0%} of what it had learnt there "
-                    "is lost; a lower optimizer.learning_rate, more generator.warmup_steps, or old "
-                    "text among the new may help"
-                )
+            self.is_worse[domain] = (
+                f"on the {domain} text the discriminator's loss is {loss:.4f}, and was "
+                f"{before:.4f} before its first step: {lost:.0%} of what it had learnt there "
+                "is lost; a lower optimizer.learning_rate, more generator.warmup_steps, or old "
+                "text among the new may help"
+            ) * (lost > LOST_SHARE)
+            if self.is_worse[domain] and not was_worse:
+                raised.append(self.is_worse[domain])
+        self.raised = raised
         return raised
+
+    def read_end(self) -> list[str]:
+        """Return the alarms of a continued run that last at its end, and were raised before."""
+        return [text for text in self.is_worse.values() if text and text not in self.raised]
 
 
 class Journal:
@@ -355,8 +368,11 @@ class Journal:
                 "checkpoint",
                 stacklevel=2,
             )
+        self.before: dict[str, Any] = {}
+        """The first held-out value of each measure of a continued run."""
         for record in read_metrics(run / "metrics.jsonl") if domains else ():
             self.alarms.read_heldout(record)
+            self.before = record | self.before if record["part"] == "heldout" else self.before
         self.saver = Saver(run)
         stack.enter_context(closing(self.log))
         stack.push(self.saver)
@@ -390,16 +406,13 @@ class Journal:
         self, done: int, means: dict[str, Any], skipped: Sequence[Skipped], learning_rate: float
     ) -> None:
         """Write the record of a window, its alarms, and the rows of its skipped steps."""
-        size, length = self.config.train.batch_size, self.config.examples.sequence_length
-        epochs = self.examples.epochs(done * size)
-        second = self.config.second_stage
-        now = self.flops_per_token[done > second]
-        flops = sum(map(mul, self.flops_per_token, (min(done, second), max(0, done - second))))
+        epochs = self.examples.epochs(done * self.config.train.batch_size)
+        now = self.flops_per_token[done > self.config.second_stage]
         record = {
             "part": "train",
             "step": done,
             **means,
-            "flops": flops * size * length,
+            "flops": self._count_flops(done),
             "mfu": now * means["tokens_per_second"] / self.peak,
             "learning_rate": learning_rate,
             **{f"epochs of {name}": passes for name, passes in epochs.items()},
@@ -407,6 +420,12 @@ class Journal:
         self._write(record, self.alarms.read)
         for each in skipped:
             self._write_skipped(each)
+
+    def _count_flops(self, done: int) -> float:
+        """Return the true operations of the run up to a step."""
+        second, config = self.config.second_stage, self.config
+        flops = sum(map(mul, self.flops_per_token, (min(done, second), max(0, done - second))))
+        return flops * config.train.batch_size * config.examples.sequence_length
 
     def _write_skipped(self, skipped: Skipped) -> None:
         """Write the rows of a skipped step to `<run>/skipped/step-N.json`."""
@@ -435,11 +454,19 @@ class Journal:
         """Wait until the checkpoint is written, or raise the OSError that prevented it."""
         self.saver.finish()
 
-    def evaluate(self, done: int) -> None:
-        """Evaluate on held-out rows, and write the record."""
+    def evaluate(self, done: int, tokens: int) -> None:
+        """Evaluate on held-out rows after so many steps and tokens, and write the record."""
         assert self.heldout is not None
-        measures = evaluate(self.model, self.heldout, self.step.micro_rows)
-        record = {"part": "heldout", "step": done, **measures, **self.domains.measure(done)}
+        record = {
+            "part": "heldout",
+            "step": done,
+            "tokens": tokens,
+            "flops": self._count_flops(done),
+            **evaluate(self.model, self.heldout, self.step.micro_rows),
+            **self.domains.measure(done),
+        }
+        if self.domains.heldout:
+            self.before = record | self.before
         self._write(record, self.alarms.read_heldout)
 
     def write_results(self, totals: Totals) -> dict[str, Any]:
@@ -455,8 +482,11 @@ class Journal:
             "seconds": totals.seconds,
             "flops": count_run(self.model, *self.config.amount),
             "heldout": self.log.last.get("heldout"),
+            "before": self.before or None,
         }
         write_json(self.run / "results.json", results)
+        for text in self.alarms.read_end():
+            self.show({"part": "alarm", "step": totals.step, "text": text})
         return results
 
 

@@ -43,6 +43,7 @@ from electra.quickstart.questions import (
     write_passages,
 )
 from electra.reports.page import write_page
+from electra.reports.rendering import to_markdown
 from electra.reports.runs import (
     Finetuning,
     finetuning_table,
@@ -110,7 +111,8 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
         samples = _pretrain(settings, shards, out)
         finetunings = compare(*_plan_comparisons(out, tasks, settings, config)) if tasks else []
         if not (out / "exported").exists():
-            export(out / "run", out / "exported")
+            scores = to_markdown(finetuning_table(finetunings)) if finetunings else ""
+            export(out / "run", out / "exported", scores=scores)
         longer = "--out", "longer-run", "--set", "train.steps=20000"
         next_command = command("pretrain", out / "shards", *longer)
         _report(out, shards, samples, finetunings, next_command)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from electra.checkpoints.names import Kind
 from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, require
 from electra.tasks.rows import Outputs, Rows, TaskBatch
@@ -81,6 +82,15 @@ class Record:
     def require(self, rule_holds: bool, message: str) -> None:
         """Raise UserError with the record's place and the message unless the rule holds."""
         require(rule_holds, f"{self.place}: {message}")
+
+
+class Inputs(NamedTuple):
+    """What a file has for a fine-tuned model to answer, in its order."""
+
+    records: list[dict[str, Any]]
+    """As `Family.parse` takes them."""
+    rows: Sequence[Mapping[str, Any]]
+    """What the file has of each: all columns of a table, else the record."""
 
 
 def number_records(values: Iterable[Any]) -> list[Record]:
@@ -187,6 +197,25 @@ class Constant(NamedTuple):
     """Its scores on dev."""
 
 
+class WrittenHead(NamedTuple):
+    """A head for transformers' class of a kind."""
+
+    kind: Kind
+    parameters: Mapping[str, Tensor]
+    """Under the names in the module of `Family.build_head`."""
+    settings: Mapping[str, Any] = {}
+    """Fields of config.json."""
+
+
+def name_outputs(names: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of config.json that name the outputs of a head, in their order."""
+    return {
+        "id2label": {str(place): name for place, name in enumerate(names)},
+        "label2id": {name: place for place, name in enumerate(names)},
+        "num_labels": len(names),  # text-embeddings-inference reads it of ModernBERT
+    }
+
+
 class Family(ABC):
     """A kind of question and its possible answers.
 
@@ -203,6 +232,12 @@ class Family(ABC):
     """Whether the head may be a FeatureHead on a frozen encoder."""
     pools: ClassVar[bool] = False
     """Whether the head reads one state of a row, which `pooling` chooses."""
+
+    def __init_subclass__(cls) -> None:
+        """Let a family inherit no `as_transformers`: its head may differ from its parent's."""
+        super().__init_subclass__()
+        if "as_transformers" not in vars(cls):
+            cls.as_transformers = Family.as_transformers  # type: ignore[method-assign]
 
     @property
     @abstractmethod
@@ -226,11 +261,17 @@ class Family(ABC):
         """Return the text by which an example belongs to train or to dev: by default its first."""
         return str(example[0])
 
+    def is_blank(self, example: Any) -> bool:
+        """Return whether an example has no text at all: there is nothing to answer."""
+        fields = self.record(example).values()
+        texts = (text for each in fields for text in ([each] if isinstance(each, str) else each))
+        return not any(text.strip() for text in texts)
+
     @abstractmethod
-    def read_records(
+    def read_inputs(
         self, path: Path, columns: Sequence[str], trained: Sequence[str], separator: str = ""
-    ) -> list[dict[str, Any]]:
-        """Return the records in a file, as `parse` takes them; labels in the file are ignored.
+    ) -> Inputs:
+        """Return the inputs in a file, one for each line or row; labels in the file are ignored.
 
         Args:
             path: The file, compressed or not.
@@ -292,6 +333,14 @@ class Family(ABC):
         """
         return {}
 
+    def as_transformers(self, parameters: Mapping[str, Tensor]) -> WrittenHead | None:
+        """Return a trained head as transformers has it, with the outputs of `describe_answers`.
+
+        None: no class has such a head, so that an export is refused. A reason that a user can do
+        something about is a UserError.
+        """
+        return None
+
     @abstractmethod
     def facts(self) -> dict[str, Any]:
         """Return what `from_facts` needs to restore the family; "family" is its name."""
@@ -307,6 +356,10 @@ class Family(ABC):
 
         Values are text, numbers and lists of text. All dictionaries have the same keys.
         """
+
+    @abstractmethod
+    def describe_blank(self, example: Any) -> dict[str, Any]:
+        """Return what a blank example has for an answer: the same keys, without values."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 from electra.config import OWN_METRICS, OwnTaskConfig
 from electra.errors import UserError, count_of, require
 from electra.tasks.choice import read_choice_task
-from electra.tasks.classification import Classification, Example, read_examples
+from electra.tasks.classification import Classification, Example, order_labels, read_examples
 from electra.tasks.family import Task, find_splits
 from electra.text.tables import SEPARATED_FORMATS, TABLE_FORMATS, TableFile, format_of, read_table
 
@@ -19,7 +19,7 @@ TEXT_B_COLUMNS = ("text_b", "sentence2")
 def read_own_task(data: Path, config: OwnTaskConfig) -> Task:
     """Return the task of a folder's tables, or of one table.
 
-    The labels are those of train, sorted; whole numbers are names. The range of a regression is
+    The labels are those of train; whole numbers are names. The range of a regression is
     that of train; labels of the other files may be outside.
     """
     named = {split: getattr(config, split) for split in ("train", "dev", "test")}
@@ -89,13 +89,13 @@ def _choose_texts(train: TableFile, config: OwnTaskConfig) -> list[str]:
 
 
 def _collect_labels(train: list[TableFile], column: str) -> tuple[str, ...]:
-    """Return the names of a classification's labels, sorted."""
+    """Return the names of a classification's labels, in the order of `order_labels`."""
     places: dict[str, str] = {}
     for table in train:
         for number, name in enumerate(table.column(column)):
             if name not in places:
                 places[name] = table.place(number)
-    path, labels = train[0].path, tuple(sorted(places))
+    path, labels = train[0].path, order_labels(places)
     count = sum(len(table.rows) for table in train)
     require(len(labels) > 1, f"{path}: every {column!r} is {labels[0]!r}; two labels are needed")
     require(

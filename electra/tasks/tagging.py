@@ -15,7 +15,7 @@ most examples, and transformers' token classifiers and most published files use 
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
@@ -28,8 +28,17 @@ from torch.nn.utils.rnn import pad_sequence
 from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, did_you_mean, require
 from electra.model.task_heads import ClassifierHead, FeatureHead
-from electra.tasks.classification import Labelled
-from electra.tasks.family import Record, Task, find_splits, is_plain, is_unlabelled
+from electra.tasks.classification import Labelled, order_labels
+from electra.tasks.family import (
+    Inputs,
+    Record,
+    Task,
+    WrittenHead,
+    find_splits,
+    is_plain,
+    is_unlabelled,
+    name_outputs,
+)
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_words, own_words, pad_rows
 from electra.text.tables import format_of, read_table, read_text_lines, read_texts, require_format
 from electra.tokenizing.tokenizer import Tokenizer
@@ -172,7 +181,7 @@ def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) 
     notes: list[str] = []
     read = {"train": [(path, read_sentences(path, *columns, (), notes)) for path in files["train"]]}
     tags = {tag for _, part in read["train"] for sentence in part for tag in sentence.tags}
-    train, labels = files["train"][0], tuple(sorted(tags))
+    train, labels = files["train"][0], order_labels(tags)
     require(len(labels) > 1, f"{train}: every tag is {labels[0]!r}; two are needed")
     has_entities = any(tag.startswith(("B-", "I-")) for tag in labels) or all(
         ENTITY_TAG.fullmatch(tag) for tag in labels
@@ -458,9 +467,13 @@ class Tagging(Labelled):
         record.require("" not in words, "'tokens' has an empty text; a word must not be empty")
         return TaggedSentence(words, [], [])
 
-    def read_records(
+    def is_blank(self, example: TaggedSentence) -> bool:
+        """Return whether there are no words; white space may be one."""
+        return not example.words
+
+    def read_inputs(
         self, path: Path, columns: Sequence[str], trained: Sequence[str], separator: str = ""
-    ) -> list[dict[str, Any]]:
+    ) -> Inputs:
         """Return sentences of words: columns, JSON lines, or lines of plain text split at spaces.
 
         A .txt file is plain text unless the column of the word is named.
@@ -472,14 +485,15 @@ class Tagging(Labelled):
             lines = [line.split() for line in read_texts(path)]
             word, tag = [*trained, "last"][:2]
             place = int(tag) - 1 if tag.isdecimal() else -1
-            rows = [words for words in lines if words[0] != "#" and len(words) > place]
+            rows = [words for words in lines if words[:1] != ["#"] and len(words) > max(0, place)]
             tags = {words[place] for words in rows}
             require(
                 not (tags <= set(self.labels) and any(map(str.isalnum, tags))),
                 f"{path}: every line has a tag, as in a file of columns; if it is one, say which "
                 f"column is the word's: --columns {word if word.isdecimal() else 1}",
             )
-            return [{"tokens": words} for words in lines]
+            found: list[dict[str, Any]] = [{"tokens": words} for words in lines]
+            return Inputs(found, found)
         require_format(path, FORMATS)
         column = columns[0] if columns else trained[0]
         require(
@@ -488,7 +502,8 @@ class Tagging(Labelled):
         )
         number, field = int(column) if column.isdecimal() else 1, [*columns, FIELDS[0]][0]
         sentences = read_sentences(path, number, None, self.labels, [], field)
-        return list(map(self.record, sentences))
+        found = list(map(self.record, sentences))
+        return Inputs(found, read_table(path).rows if format_of(path) in LISTS else found)
 
     def encode(
         self, examples: Sequence[TaggedSentence], tokenizer: Tokenizer, sequence_length: int
@@ -593,6 +608,10 @@ class Tagging(Labelled):
                 lines.append(f"{name}\t{scores}\t{numbers}\n")
             (folder / f"{before}types.tsv").write_text("".join(lines), encoding="utf-8")
 
+    def as_transformers(self, parameters: Mapping[str, Tensor]) -> WrittenHead:
+        """Return a token classifier; the tag of a word is that of its first token."""
+        return WrittenHead("TokenClassification", parameters, name_outputs(self.labels))
+
     def facts(self) -> dict[str, Any]:
         """Return the family's name and its labels."""
         return {"family": "tagging", "labels": list(self.labels)}
@@ -601,6 +620,10 @@ class Tagging(Labelled):
     def from_facts(cls, facts: dict[str, Any]) -> Self:
         """Return the family of a saved model."""
         return cls(tuple(facts["labels"]))
+
+    def describe_blank(self, example: TaggedSentence) -> dict[str, Any]:
+        """Return no words and no tags."""
+        return {"tokens": [], "tags": []}
 
     def describe_answers(self, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
         """Return each sentence's `tokens`, which are its words, and their `tags`."""

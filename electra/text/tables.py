@@ -417,14 +417,14 @@ def read_text_lines(path: Path) -> list[str]:
 
 
 def read_sentences(path: Path) -> list[str]:
-    """Return the lines of a UTF-8 file, compressed or not, that are not blank: one at least."""
-    lines = [line.strip() for line in read_text_lines(path) if line.strip()]
-    require(bool(lines), f"{path} holds no line of text")
-    return lines
+    """Return the lines of a UTF-8 file, compressed or not, stripped: one at least is not blank."""
+    lines = [line.strip() for line in read_text_lines(path)]
+    require(any(lines), f"{path} holds no line of text")
+    return lines if lines[-1] else lines[:-1]  # behind the last line feed there is no line
 
 
 def read_texts(path: Path, column: str | None = None) -> list[str]:
-    """Return the texts of a file: the lines that are not blank, or a column of a table."""
+    """Return the texts of a file: its lines, also the blank ones, or a column of a table."""
     if (kind := format_of(path)) in TABLE_FORMATS:
         return read_table(path).column(column or "text", fractions=True)
     require(
