@@ -836,11 +836,13 @@ class OwnTaskConfig(Settings):
     """classification: a text or a pair of texts has one of several labels. regression: a text or a
     pair of texts has a number. choice: one of several texts goes with a text."""
     text: str | None = None
-    """Column of the text. Unset: the first of text, sentence, text_a and sentence1 that train
-    has."""
+    """Column of the text. Unset: that of a pair that train has, as for `text_b`, else the first of
+    text, sentence, text_a and sentence1."""
     text_b: str | None = None
-    """Column of the second text of a pair. Unset: text_b or sentence2 if train has the column and
-    `text` is unset, else no second text."""
+    """Column of the second text of a pair. If `text` is unset as well: text_b, sentence2 or
+    text_pair, or both columns of question1 and question2, premise and hypothesis, question and
+    sentence, text1 and text2, sentence_a and sentence_b, query and passage, where train has them.
+    Else there is no second text."""
     choices: str | None = None
     """choice: columns of the choices, separated by commas. A single column holds lists of
     choices."""
