@@ -14,13 +14,8 @@ import numpy as np
 
 from electra.assignments import override
 from electra.checkpoints.checkpoint import find_checkpoint, run_of
-from electra.checkpoints.folder import (
-    find_best,
-    is_finetuned,
-    is_huggingface,
-    read_finetuned,
-    read_sizes,
-)
+from electra.checkpoints.folder import is_finetuned, is_huggingface, read_finetuned, read_sizes
+from electra.checkpoints.manifest import find_best
 from electra.errors import UserError, require, require_choice
 from electra.files import refuse_existing
 from electra.finetuning.loop import finetune as run_finetune

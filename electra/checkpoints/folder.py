@@ -22,6 +22,7 @@ from electra.checkpoints.checkpoint import (
     read_tensors,
     run_of,
 )
+from electra.checkpoints.manifest import find_best
 from electra.checkpoints.names import (
     ARCHITECTURES,
     DISCRIMINATOR_FILE,
@@ -224,24 +225,6 @@ class SavedSeed(NamedTuple):
     config: FinetuneConfig
     facts: dict[str, Any]
     """As in `Finetuned`."""
-
-
-def find_best(run: Path) -> Path:
-    """Return the best fine-tuning of a grid's folder; any other folder as it is.
-
-    A warning names the fine-tuning.
-    """
-    path = run / "results.json"
-    best = read_object(path).get("best") if path.is_file() else None
-    if best is None:
-        return run
-    found = run / str(best)
-    require(
-        "/" not in str(best) and (found / "results.json").is_file(),
-        f"{run} is a grid, and lacks the folder of its best fine-tuning, {best}",
-    )
-    warnings.warn(f"{run} is a grid; its best fine-tuning on dev is {found}", stacklevel=1)
-    return found
 
 
 def find_seed(run: Path, seed: int | None = None, *, verify: bool = False) -> SavedSeed:

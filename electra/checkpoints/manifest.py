@@ -4,6 +4,7 @@ import hashlib
 import platform
 import subprocess
 import sys
+import warnings
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -73,3 +74,21 @@ def find_commit() -> str | None:
         return None
     name, changes = answers[0].decode(), answers[1]
     return name + (f"+changes-{hashlib.sha256(changes).hexdigest()[:8]}" if changes else "")
+
+
+def find_best(run: Path) -> Path:
+    """Return the best fine-tuning of a grid's folder; any other folder as it is.
+
+    A warning names the fine-tuning.
+    """
+    path = run / "results.json"
+    best = read_object(path).get("best") if path.is_file() else None
+    if best is None:
+        return run
+    found = run / str(best)
+    require(
+        "/" not in str(best) and (found / "results.json").is_file(),
+        f"{run} is a grid, and lacks the folder of its best fine-tuning, {best}",
+    )
+    warnings.warn(f"{run} is a grid; its best fine-tuning on dev is {found}", stacklevel=1)
+    return found

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from electra.checkpoints.folder import find_best
+from electra.checkpoints.manifest import find_best
 from electra.errors import UserError, require
 from electra.files import new_file, read_object, refuse_existing
 from electra.tasks.glue import GLUE

@@ -31,7 +31,6 @@ from electra.checkpoints.names import (
     MODERNBERT,
     MODERNBERT_DECODER,
     NEXT_SENTENCE_FILE,
-    Kind,
     expand_classifier,
 )
 from electra.config import EncoderConfig
@@ -41,7 +40,7 @@ from electra.interop.card import Facts, describe_finetuning, describe_run, write
 from electra.interop.gguf import GGUF_FILE, write_gguf
 from electra.interop.onnx import Agreements, Graph, list_inputs, write_onnx
 from electra.interop.sentence_transformers import Similarity, cut_layers, write_pooling
-from electra.model.heads import DiscriminatorHead, GeneratorHead
+from electra.model.heads import DiscriminatorHead, GeneratorHead, Kind
 from electra.model.task_heads import ClassifierHead
 from electra.tasks.registry import restore_family
 from electra.tokenizing.formats import KNOWN_NAMES

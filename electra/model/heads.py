@@ -1,12 +1,10 @@
-"""Output layers on an encoder: of pre-training, and of fine-tuning to rows, tokens and spans.
-
-Their parameters fit transformers' classes for ELECTRA and ModernBERT, where these have such a head.
+"""Output layers of pre-training on an encoder; those of fine-tuning are in task_heads.py.
 
 Shape suffixes: B rows of the batch, L positions, E embedding size, H hidden size, M chosen
-positions of all rows together, C classes, S width of the states of a token, F width of the features
-that a layer reads, D inner width of a two-layer head, K layers read as features or places in a
-beam.
+positions of all rows together, K tokens to choose from.
 """
+
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +12,12 @@ from torch import Tensor, nn
 
 from electra.config import EncoderConfig
 from electra.model.parts import LayerNorm, Linear
+
+Kind = Literal[
+    "", "PreTraining", "MaskedLM", "CausalLM",
+    "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice",
+]  # fmt: skip
+"""What a network answers, as the names of transformers' classes end; empty: hidden states."""
 
 
 class PredictionHead(nn.Module):

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from electra.assignments import differences, flatten, from_dict, to_dict
-from electra.checkpoints.folder import find_best
-from electra.checkpoints.manifest import read_manifest
+from electra.checkpoints.manifest import find_best, read_manifest
 from electra.checkpoints.metrics import read_metrics
 from electra.config import ALONE, MethodConfig, PretrainConfig
 from electra.errors import UserError, count_of, refuse_unlike, require
