@@ -32,7 +32,6 @@ from electra.assignments import override
 from electra.checkpoints.folder import SavedModel, SavedNetwork
 from electra.checkpoints.manifest import find_commit
 from electra.checkpoints.names import ELECTRA
-from electra.config import FinetuneConfig
 from electra.errors import UserError, require
 from electra.files import write_json, write_text
 from electra.finetuning.loop import train_seed
@@ -44,6 +43,7 @@ from electra.model.task_heads import ClassifierHead
 from electra.presets import FINETUNE_PRESETS, PRESETS
 from electra.reports.rendering import Table, to_markdown
 from electra.tasks.classification import Classification
+from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Task
 from electra.tasks.registry import read_task
 from electra.tasks.rows import Rows, make_batch

@@ -31,11 +31,11 @@ import torch
 
 from electra.checkpoints.folder import SavedNetwork
 from electra.checkpoints.manifest import find_commit
-from electra.config import EncoderConfig
 from electra.files import write_json, write_text
 from electra.inference.network import LoadedEncoder
 from electra.interop.export import Outgoing, write_plain
 from electra.interop.onnx import INPUTS, Graph, open_session, quantise, trace
+from electra.model.config import EncoderConfig
 from electra.model.encoder import Encoder, choose_layers
 from electra.model.initialisation import init_weights
 from electra.model.task_heads import ClassifierHead

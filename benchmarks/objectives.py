@@ -21,7 +21,6 @@ import matplotlib.pyplot as plt
 from electra.assignments import override, to_dict
 from electra.checkpoints.manifest import find_commit
 from electra.checkpoints.metrics import read_metrics
-from electra.config import PretrainConfig
 from electra.errors import UserError
 from electra.files import write_json, write_text
 from electra.finetuning.loop import finetune
@@ -32,6 +31,7 @@ from electra.pretraining.networks import sketch_objective
 from electra.pretraining.start import fit_to_shards
 from electra.reports.rendering import Table, to_markdown
 from electra.shards.store import open_shards
+from electra.training.config import PretrainConfig
 
 VARIANTS = {
     "rtd": [],

@@ -55,7 +55,6 @@ from electra.checkpoints.checkpoint import (
 )
 from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import find_commit
-from electra.config import PretrainConfig
 from electra.errors import UserError, require
 from electra.files import write_json, write_text
 from electra.finetuning.grid import combine, search
@@ -73,6 +72,7 @@ from electra.quickstart.config import QUICKSTART
 from electra.quickstart.questions import punctuation_question, write_passages
 from electra.reports.rendering import Table, to_markdown
 from electra.shards.store import open_shards
+from electra.training.config import PretrainConfig
 from electra.training.machine import prepare_machine
 
 PRESENT = "present"

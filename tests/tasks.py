@@ -6,7 +6,7 @@ import pytest
 from runs import ignore as ignore
 
 from electra.assignments import override
-from electra.config import FinetuneConfig
+from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Task
 from electra.tasks.registry import read_task
 

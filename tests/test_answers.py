@@ -18,7 +18,6 @@ from tasks import ignore, read, small_finetune, write_files, write_parquet
 
 import electra
 from electra.checkpoints.folder import Finetuned, SavedNetwork
-from electra.config import FinetuneConfig, TokenizerConfig
 from electra.finetuning.grid import combine, search
 from electra.finetuning.loop import finetune
 from electra.inference.models import load_models
@@ -30,8 +29,10 @@ from electra.model.task_heads import ClassifierHead
 from electra.reports.runs import read_folders
 from electra.tasks import registry
 from electra.tasks.classification import Classification, order_labels
+from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import WrittenHead, name_outputs
 from electra.tasks.registry import FAMILIES, read_inputs, restore_family
+from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine
 

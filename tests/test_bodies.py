@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from electra.checkpoints.names import ARCHITECTURES, DEBERTA, ELECTRA, MODERNBERT
-from electra.config import EncoderConfig
 from electra.model import masked_lm
+from electra.model.config import EncoderConfig
 from electra.model.deberta import DisentangledLayer, find_rows
 from electra.model.electra import PostNormLayer
 from electra.model.encoder import Encoder

@@ -109,7 +109,7 @@ def test_every_objective_is_computed_by_a_divided_model(tmp_path, processes, sha
 PROGRAM = """
 import json, os, signal, sys, time
 from pathlib import Path
-from electra.config import PretrainConfig
+from electra.training.config import PretrainConfig
 from electra.pretraining.loop import pretrain
 from electra.processes import Interrupted
 from electra.assignments import from_dict

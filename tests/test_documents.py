@@ -10,7 +10,7 @@ import torch
 from networks import assert_same_tensors, rng
 
 from electra.assignments import override
-from electra.config import OBJECTIVES, ExamplesConfig, PrepareConfig
+from electra.method.config import OBJECTIVES
 from electra.model.batch import Batch, find_real
 from electra.model.electra import PostNormLayer
 from electra.model.encoder import Encoder
@@ -21,6 +21,7 @@ from electra.objectives.electric import TwoTowers
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.plan import make_rows, measure_activations
 from electra.pretraining.start import build_model
+from electra.shards.config import ExamplesConfig, PrepareConfig
 from electra.shards.examples import BLOCK_TOKENS, Examples
 from electra.shards.prepare import prepare
 from electra.shards.store import open_shards

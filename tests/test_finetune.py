@@ -13,7 +13,6 @@ from tasks import PowerCut, cut_at, ignore, small_finetune
 
 from electra.assignments import from_dict
 from electra.checkpoints.folder import read_finetuned
-from electra.config import FinetuneConfig
 from electra.errors import UserError
 from electra.files import write_json
 from electra.finetuning.loop import finetune, train_seed
@@ -22,6 +21,7 @@ from electra.finetuning.results import begin_shared_folder, summarise
 from electra.finetuning.start import Job, encode_task, fit_to_start
 from electra.model.task_heads import PairHead
 from electra.presets import FINETUNE_PRESETS, PRESETS, encoder_sizes, finetune_preset
+from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Task
 from electra.tasks.registry import read_task
 from electra.tasks.squad import SpanExtraction

@@ -21,11 +21,11 @@ from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
 from electra.checkpoints.names import NEXT_SENTENCE_FILE
 from electra.cli import main
-from electra.config import OBJECTIVES, PrepareConfig
 from electra.errors import UserError
 from electra.files import write_json
 from electra.interop.export import export
 from electra.interop.importing import import_model
+from electra.method.config import OBJECTIVES
 from electra.method.flops import count_parts
 from electra.presets import PRESETS, modern_sizes
 from electra.pretraining.acceleration import prepare_step
@@ -43,6 +43,7 @@ from electra.reports.curves import find_panels
 from electra.reports.glossary import describe_heldout
 from electra.reports.page import write_page
 from electra.reports.runs import read_runs
+from electra.shards.config import PrepareConfig
 from electra.shards.prepare import prepare
 from electra.shards.store import open_shards
 from electra.terminal.live import domains_line

@@ -21,8 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import electra
 from electra.assignments import override
 from electra.checkpoints.folder import read_model
-from electra.config import OBJECTIVES, SCHEMES
 from electra.interop.export import export
+from electra.method.config import OBJECTIVES, SCHEMES
 from electra.method.flops import count_true
 from electra.method.masking import Vocabulary
 from electra.method.measures import Measures, entropy

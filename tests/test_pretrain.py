@@ -48,7 +48,6 @@ from electra.checkpoints.folder import read_model, read_pretrained, read_run_con
 from electra.checkpoints.manifest import amend_session, read_manifest
 from electra.checkpoints.metrics import read_metrics
 from electra.cli import main
-from electra.config import ExamplesConfig, PrepareConfig
 from electra.errors import UserError
 from electra.files import write_json
 from electra.interop.export import export
@@ -65,6 +64,7 @@ from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.processes import Interrupted
 from electra.reports.page import write_page
 from electra.reports.runs import read_runs, read_samples
+from electra.shards.config import ExamplesConfig, PrepareConfig
 from electra.shards.examples import BLOCK_ROWS, Examples, permute
 from electra.shards.prepare import prepare
 from electra.shards.store import Shard, open_shards

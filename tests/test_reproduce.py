@@ -30,7 +30,6 @@ from electra.checkpoints.checkpoint import (
 )
 from electra.checkpoints.folder import read_finetuned, read_run_config
 from electra.cli import main
-from electra.config import FinetuneConfig
 from electra.files import hold
 from electra.presets import PRESETS
 from electra.pretraining.continuation import branch
@@ -58,6 +57,7 @@ from electra.reproduce.records import (
 from electra.reproduce.run import Session, find_tasks
 from electra.reproduce.suite import Ordering, Row, Suite, find_suite, list_suites, read_suite
 from electra.shards.store import open_shards
+from electra.tasks.config import FinetuneConfig
 from electra.tasks.registry import read_task
 
 ROOT = Path(__file__).parent.parent

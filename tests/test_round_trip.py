@@ -11,11 +11,12 @@ from refusals import refuse
 from electra.checkpoints.checkpoint import read_tensors
 from electra.checkpoints.folder import Finetuned, SavedNetwork, read_model
 from electra.checkpoints.names import DEBERTA, DISCRIMINATOR_FILE, HEAD_FILE, MODERNBERT_DECODER
-from electra.config import FeaturesConfig, FinetuneConfig
 from electra.interop import onnx
 from electra.interop.export import convert, describe, describe_finetuned, write_network, write_plain
+from electra.model.config import FeaturesConfig
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead
+from electra.tasks.config import FinetuneConfig
 from electra.tasks.registry import FAMILIES as REGISTERED
 from electra.tasks.registry import restore_family
 

@@ -5,32 +5,29 @@ import json
 import math
 import os
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import get_args
 
 import pytest
 from refusals import refuse
 
-from electra import config as settings_of
+import electra
 from electra.assignments import differences, from_dict, override, override_from_toml, to_dict
-from electra.config import (
-    FinetuneConfig,
-    PrepareConfig,
-    PretrainConfig,
-    TokenizerConfig,
-    require_schedule,
-)
 from electra.errors import UserError
 from electra.files import read_object, write_json
 from electra.objectives.config import TeamsConfig
 from electra.presets import PRESETS
 from electra.pretraining.resolution import resolve
-from electra.quickstart import config as of_quickstart
 from electra.quickstart.config import QUICKSTART
-from electra.service import config as of_service
 from electra.service.config import ServeConfig
 from electra.settings import AtLeast
+from electra.shards.config import PrepareConfig
+from electra.tasks.config import FinetuneConfig
+from electra.tokenizing.config import TokenizerConfig
+from electra.training.config import PretrainConfig, require_schedule
 
+PACKAGE = Path(electra.__file__).parent
 TINY, MODERN = PRESETS["tiny"], PRESETS["modern-mini"]
 FINETUNE = FinetuneConfig()
 WARM = "generator.warmup_steps=2"
@@ -212,8 +209,8 @@ def test_every_number_has_bounds():
     """But a seed of `prepare`, which is hashed."""
     free = {
         (name, field.name)
-        for module in (settings_of, of_quickstart, of_service)
-        for name, kind in vars(module).items()
+        for path in PACKAGE.glob("*/config.py")
+        for name, kind in vars(import_module(f"electra.{path.parent.name}.config")).items()
         if name.endswith("Config") and dataclasses.is_dataclass(kind)
         for field in dataclasses.fields(kind)
         if field.type in (int, float)

@@ -11,7 +11,6 @@ import torch
 from refusals import refuse
 from test_family import draw_question
 
-from electra.config import TokenizerConfig
 from electra.model.task_heads import span_loss
 from electra.tasks.family import Task
 from electra.tasks.squad import (
@@ -23,6 +22,7 @@ from electra.tasks.squad import (
     find_answers,
     read_questions,
 )
+from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
 
 SQUAD_FOLDER = Path(__file__).parents[2] / "shared/data/squad"

@@ -14,10 +14,10 @@ from refusals import refuse
 from tasks import PowerCut, cut_at, ignore, read, small_finetune, write_files
 
 from electra.assignments import override
-from electra.config import FinetuneConfig
 from electra.finetuning.loop import finetune
 from electra.tasks.choice import ChoiceQuestion
 from electra.tasks.classification import Example
+from electra.tasks.config import FinetuneConfig
 from electra.tasks.registry import read_inputs, read_task
 from electra.tasks.squad import SpanQuestion, read_questions
 from electra.tasks.tagging import TaggedSentence

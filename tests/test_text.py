@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from refusals import refuse
 from tasks import write_parquet
 
-from electra.config import TextConfig
 from electra.text import documents as documents_module
 from electra.text import sources as sources_module
+from electra.text.config import TextConfig
 from electra.text.documents import Reader, break_words
 from electra.text.sources import find_sources
 
@@ -184,7 +184,8 @@ def test_cutting_giant_lines_loses_nothing(tmp_path_factory, text, border):
 PEAK = """
 import sys
 from pathlib import Path
-from electra.config import PrepareConfig, TokenizerConfig
+from electra.shards.config import PrepareConfig
+from electra.tokenizing.config import TokenizerConfig
 from electra.shards.prepare import prepare
 from electra.tokenizing.tokenizer import Tokenizer
 

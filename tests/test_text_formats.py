@@ -21,14 +21,16 @@ from languages import TEXTS
 from refusals import refuse
 from tasks import write_files, write_parquet
 
-from electra.config import PrepareConfig, TextConfig, TokenizerConfig
 from electra.errors import UserError
+from electra.shards.config import PrepareConfig
 from electra.shards.prepare import prepare
 from electra.shards.store import open_shards
+from electra.text.config import TextConfig
 from electra.text.documents import Reader
 from electra.text.sources import find_sources, name_first
 from electra.text.streams import detect, locate
 from electra.text.tables import read_table
+from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
 
 COMPRESS = {

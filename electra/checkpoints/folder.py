@@ -31,12 +31,14 @@ from electra.checkpoints.names import (
     gather,
     require_layers,
 )
-from electra.config import EncoderConfig, FinetuneConfig, PretrainConfig
 from electra.errors import UserError, command, refuse_unlike, require, tell_place
 from electra.files import check_hashes, named, read_object, sha256_file
+from electra.model.config import EncoderConfig
 from electra.model.encoder import Encoder
 from electra.model.heads import NextSentenceHead
+from electra.tasks.config import FinetuneConfig
 from electra.tokenizing.tokenizer import Tokenizer
+from electra.training.config import PretrainConfig
 
 Predicts = Literal["tokens", "replaced"]
 TOKENS = "embeddings.tokens.weight"

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from electra.checkpoints.checkpoint import Header, Weights, read_header, require_weight
-from electra.config import OF_ONE_ARCHITECTURE, EncoderConfig
 from electra.errors import UserError, require
+from electra.model.config import OF_ONE_ARCHITECTURE, EncoderConfig
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead, NextSentenceHead
 from electra.model.initialisation import without_weights

@@ -21,13 +21,15 @@ from electra.cli.options import (
     repeat,
     settings_of,
 )
-from electra.config import PrepareConfig, TextConfig, TokenizerConfig
 from electra.errors import command, count_of, require
 from electra.files import read_text
 from electra.reports.glossary import format_count
+from electra.shards.config import PrepareConfig
 from electra.terminal.live import Progress
 from electra.terminal.printing import print_done, print_lines, print_note, print_sections
+from electra.text.config import TextConfig
 from electra.text.streams import is_url, locate
+from electra.tokenizing.config import TokenizerConfig
 
 if TYPE_CHECKING:
     from electra.tokenizing.tokenizer import Tokenizer

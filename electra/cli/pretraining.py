@@ -20,13 +20,13 @@ from electra.cli.options import (
     repeat,
     settings_of,
 )
-from electra.config import PretrainConfig
 from electra.errors import UserError, command, require
 from electra.presets import PRESETS
 from electra.pretraining.resolution import resolve
 from electra.reports.glossary import describe_heldout, format_about, format_count, format_seconds
 from electra.terminal.live import Display, Progress
 from electra.terminal.printing import print_done, print_note, print_table
+from electra.training.config import PretrainConfig
 
 HOURS = 1e15
 """Operations that any CPU does within hours: fewer need no estimate, which imports torch."""

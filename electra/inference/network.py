@@ -15,9 +15,9 @@ from torch import Tensor
 
 from electra.checkpoints.checkpoint import load_parameters
 from electra.checkpoints.folder import SavedModel, SavedNetwork, read_model
-from electra.config import EncoderConfig
 from electra.errors import require
 from electra.model.batch import pad_rows, split_by_length
+from electra.model.config import EncoderConfig
 from electra.model.encoder import Encoder, choose_layers
 from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.processes import Tell, silent

@@ -33,13 +33,13 @@ from electra.checkpoints.names import (
     NEXT_SENTENCE_FILE,
     expand_classifier,
 )
-from electra.config import EncoderConfig
 from electra.errors import UserError, require, tell_place
 from electra.files import new_folder, read_object, write_hashes, write_json, write_text
 from electra.interop.card import Facts, describe_finetuning, describe_run, write_card
 from electra.interop.gguf import GGUF_FILE, write_gguf
 from electra.interop.onnx import Agreements, Graph, list_inputs, write_onnx
 from electra.interop.sentence_transformers import Similarity, cut_layers, write_pooling
+from electra.model.config import EncoderConfig
 from electra.model.heads import DiscriminatorHead, GeneratorHead, Kind
 from electra.model.task_heads import ClassifierHead
 from electra.tasks.registry import restore_family

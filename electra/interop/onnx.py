@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from electra.checkpoints.checkpoint import load_parameters
-from electra.config import EncoderConfig
 from electra.errors import import_extra, require
 from electra.model.batch import pad_rows
+from electra.model.config import EncoderConfig
 from electra.model.encoder import Encoder
 from electra.model.heads import GeneratorHead, Kind
 from electra.model.task_heads import ClassifierHead, PairHead, SpanHead

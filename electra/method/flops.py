@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from torch import nn
 
-from electra.config import EncoderConfig
 from electra.method.masking import count_slots
 from electra.method.objective import Objective
+from electra.model.config import EncoderConfig
 from electra.model.heads import GeneratorHead
 
 FORWARD_AND_BACKWARD = 3

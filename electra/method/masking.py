@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from electra.config import MethodConfig
+from electra.method.config import MethodConfig
 from electra.model.batch import Batch, count_real, find_real
 from electra.model.masked_lm import FixedDistribution, MaskedLM
 from electra.model.softmax import Prediction, loss_and_sample

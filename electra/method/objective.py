@@ -15,9 +15,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from electra.config import EncoderConfig, GeneratorConfig, MethodConfig
+from electra.method.config import GeneratorConfig, MethodConfig
 from electra.method.masking import Counts, Draw, Masking, Means, Vocabulary
 from electra.model.batch import Batch
+from electra.model.config import EncoderConfig
 from electra.model.encoder import Encoder
 from electra.model.heads import GeneratorHead
 from electra.model.masked_lm import FixedDistribution, MaskedLM

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from electra.config import EncoderConfig
+from electra.model.config import EncoderConfig
 from electra.model.electra import PostNormLayer, SelfAttention
 from electra.model.parts import Body, Dropout, DropoutMasks, LayerNorm, Sight, TokenEmbeddings
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from electra.config import EncoderConfig
+from electra.model.config import EncoderConfig
 from electra.model.parts import (
     Body,
     Dropout,

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from electra.config import EncoderConfig
 from electra.errors import UserError, require
+from electra.model.config import EncoderConfig
 from electra.model.parts import (
     Body,
     Dropout,

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from electra.config import EncoderConfig
+from electra.model.config import EncoderConfig
 from electra.model.parts import LayerNorm, Linear
 
 Kind = Literal[

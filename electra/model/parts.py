@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from electra.config import EncoderConfig
+from electra.model.config import EncoderConfig
 
 SPREAD = 1 << 16
 """Number of places in a pool at which a mask may begin."""

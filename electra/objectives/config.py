@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from electra.config import MethodConfig
+from electra.method.config import MethodConfig
 from electra.settings import Needs, Within
 
 COMPARES = "it compares whole rows of a step; method.contrast_weight=0 does not"

@@ -13,12 +13,14 @@ from electra.checkpoints.checkpoint import find_checkpoint, list_checkpoints, ru
 from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
-from electra.config import NOT_SIZES, SIZES_OF_GENERATOR, PretrainConfig
 from electra.errors import UserError, command, require
 from electra.files import copy_folder, new_folder, write_json, write_text
+from electra.method.config import SIZES_OF_GENERATOR
+from electra.model.config import NOT_SIZES
 from electra.pretraining.acceleration import Ranking, recorded_ranking
 from electra.pretraining.evaluation import DOMAINS_FILE
 from electra.tokenizing.tokenizer import Tokenizer
+from electra.training.config import PretrainConfig
 
 MAY_CHANGE = frozenset(
     f"train.{name}"

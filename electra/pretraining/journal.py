@@ -22,7 +22,6 @@ from electra.assignments import to_dict
 from electra.checkpoints.checkpoint import STATE, Saver, State, describe_networks, write_checkpoint
 from electra.checkpoints.manifest import amend_session, begin_session
 from electra.checkpoints.metrics import MetricsLog, Tracker, read_metrics
-from electra.config import PretrainConfig, TrainConfig
 from electra.files import read_object, write_json
 from electra.method.flops import count_run, count_stages
 from electra.pretraining.evaluation import DomainLosses, Domains, evaluate, heldout_rows, view_rows
@@ -30,6 +29,7 @@ from electra.pretraining.guard import ACCEPTED, NOT_FINITE, REASONS
 from electra.pretraining.step import Outcome, Step
 from electra.shards.examples import Examples
 from electra.shards.store import Shards
+from electra.training.config import PretrainConfig, TrainConfig
 from electra.training.distributed import gather_over_ranks, sum_over_ranks
 
 PROFILED_STEPS = 3

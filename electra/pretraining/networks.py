@@ -5,11 +5,12 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from electra.config import OBJECTIVES, SCHEMES, PretrainConfig
+from electra.method.config import OBJECTIVES, SCHEMES
 from electra.method.masking import Vocabulary
 from electra.method.objective import Objective, Parts
 from electra.model.initialisation import without_weights
 from electra.model.parts import TransformerLayer
+from electra.training.config import PretrainConfig
 
 
 def build_objective(

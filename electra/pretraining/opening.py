@@ -16,7 +16,6 @@ from electra.checkpoints.checkpoint import list_checkpoints, run_of
 from electra.checkpoints.folder import SavedModel, read_pretrained, read_run_config
 from electra.checkpoints.manifest import LOCK, read_manifest
 from electra.checkpoints.metrics import import_tracker
-from electra.config import PretrainConfig, TrainConfig, require_schedule
 from electra.errors import UserError, command, require
 from electra.files import hold, new_folder, write_json
 from electra.method.objective import Objective
@@ -47,6 +46,7 @@ from electra.processes import find_place
 from electra.shards.examples import Examples
 from electra.shards.store import Shards, fetch_shards, open_shards
 from electra.tokenizing.tokenizer import Tokenizer
+from electra.training.config import PretrainConfig, TrainConfig, require_schedule
 from electra.training.distributed import from_rank_0, joined, spread, wait_for_all
 from electra.training.machine import Machine, prepare_machine
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from electra.config import PretrainConfig
 from electra.errors import UserError
 from electra.method.flops import FORWARD_AND_BACKWARD, count_run
 from electra.method.objective import Objective
@@ -25,6 +24,7 @@ from electra.pretraining.networks import sketch_objective
 from electra.pretraining.start import build_model
 from electra.processes import GROUPS, OWN_GROUPS, control_groups, find_place
 from electra.tokenizing.tokenizer import SPECIAL_TOKENS, make_tokenizer
+from electra.training.config import PretrainConfig
 from electra.training.distributed import count_parts
 from electra.training.machine import Machine, prepare_machine
 

@@ -22,7 +22,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from electra.checkpoints.folder import SavedNetwork
-from electra.config import PretrainConfig
 from electra.errors import require
 from electra.method.masking import Vocabulary
 from electra.method.objective import Objective
@@ -33,6 +32,7 @@ from electra.pretraining.init_from import fit_to_frozen, read_masked_lm
 from electra.pretraining.networks import build_objective
 from electra.shards.store import Shards
 from electra.tokenizing.tokenizer import Tokenizer
+from electra.training.config import PretrainConfig
 from electra.training.machine import Machine
 from electra.training.optimizer import step_seed
 

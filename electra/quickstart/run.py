@@ -14,13 +14,6 @@ from typing import Any, NamedTuple
 from electra.assignments import differences, flatten, to_dict
 from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import LOCK
-from electra.config import (
-    PrepareConfig,
-    PretrainConfig,
-    TextConfig,
-    TokenizerConfig,
-    longest_warmup,
-)
 from electra.errors import command, require
 from electra.files import hold, new_folder, read_object, write_json
 from electra.finetuning.grid import combine, search
@@ -53,6 +46,7 @@ from electra.reports.runs import (
     read_samples,
 )
 from electra.reports.tokens import Sentence, count_least_trusted
+from electra.shards.config import PrepareConfig
 from electra.shards.prepare import prepare
 from electra.shards.store import Shards, open_shards
 from electra.terminal.live import Display, Progress
@@ -64,10 +58,13 @@ from electra.terminal.printing import (
     print_table,
     print_tokens,
 )
+from electra.text.config import TextConfig
 from electra.text.documents import Reader
 from electra.text.sources import find_sources, name_passed_over
 from electra.text.tables import read_table
+from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
+from electra.training.config import PretrainConfig, longest_warmup
 from electra.training.machine import prepare_machine
 
 REFRESH_SECONDS = 0.2

@@ -9,8 +9,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from electra.assignments import to_dict
-from electra.config import ALONE
 from electra.files import write_text
+from electra.method.config import ALONE
 from electra.reports.curves import draw_svg, find_panels
 from electra.reports.glossary import GLOSSARY
 from electra.reports.rendering import Table

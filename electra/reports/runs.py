@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 from electra.assignments import differences, flatten, from_dict, to_dict
 from electra.checkpoints.manifest import find_best, read_manifest
 from electra.checkpoints.metrics import read_metrics
-from electra.config import ALONE, MethodConfig, PretrainConfig
 from electra.errors import UserError, count_of, refuse_unlike, require
 from electra.files import HASHES, check_hashes, parse_json, read_object, read_text
+from electra.method.config import ALONE, MethodConfig
 from electra.reports.glossary import GLOSSARY, format_count, format_metric, format_seconds
 from electra.reports.rendering import Table, to_markdown
 from electra.reports.tokens import Sentence, TokenView, suspect_as_many
+from electra.training.config import PretrainConfig
 
 UNKNOWN = "not recorded"
 MetricsRecord = Mapping[str, Any]

@@ -13,7 +13,6 @@ import torch
 from electra.assignments import differences, override, setting_name
 from electra.checkpoints.folder import SavedModel, SavedNetwork, read_pretrained, read_run_config
 from electra.checkpoints.metrics import read_metrics
-from electra.config import FinetuneConfig, PretrainConfig, longest_warmup, require_schedule
 from electra.errors import UserError, require, require_choice, tell_place
 from electra.files import read_object, take_turns, write_json
 from electra.finetuning.grid import combine
@@ -28,8 +27,10 @@ from electra.pretraining.start import build_model, fit_to_shards
 from electra.processes import usable_cores
 from electra.reproduce.suite import MOST_STEPS, Row, Suite
 from electra.shards.store import Shards, open_shards
+from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Task
 from electra.tokenizing.tokenizer import make_tokenizer
+from electra.training.config import PretrainConfig, longest_warmup, require_schedule
 from electra.training.machine import choose_device, prepare_machine
 
 PROBE_SECONDS = 10.0

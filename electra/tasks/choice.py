@@ -13,10 +13,11 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, require
+from electra.model.config import EncoderConfig
 from electra.model.task_heads import ClassifierHead
 from electra.tasks.classification import Labelled, read_labels
+from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import (
     Constant,
     Inputs,

@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, did_you_mean, require
+from electra.model.config import EncoderConfig
 from electra.model.task_heads import ClassifierHead, FeatureHead, PairHead
+from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import (
     PLAIN,
     Constant,

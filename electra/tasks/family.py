@@ -13,9 +13,10 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, require
+from electra.model.config import EncoderConfig
 from electra.model.heads import Kind
+from electra.tasks.config import FinetuneConfig
 from electra.tasks.rows import Outputs, Rows, TaskBatch
 from electra.text.streams import BLOCK_BYTES, STDIN, name_other
 from electra.text.tables import TableFile, format_of, stem_of

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from electra.config import OWN_METRICS, OwnTaskConfig
 from electra.errors import UserError, count_of, require
 from electra.tasks.choice import read_choice_task
 from electra.tasks.classification import Classification, Example, order_labels, read_examples
+from electra.tasks.config import OWN_METRICS, OwnTaskConfig
 from electra.tasks.family import Task, find_splits
 from electra.text.tables import SEPARATED_FORMATS, TABLE_FORMATS, TableFile, format_of, read_table
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from electra.assignments import override_from_toml
-from electra.config import FinetuneConfig, OwnTaskConfig
 from electra.errors import UserError, require, require_choice
 from electra.files import require_regular
 from electra.tasks.choice import MultipleChoice, read_swag
 from electra.tasks.classification import Classification
+from electra.tasks.config import FinetuneConfig, OwnTaskConfig
 from electra.tasks.family import Family, Inputs, Task
 from electra.tasks.glue import GLUE, NAMES, read_glue_task
 from electra.tasks.own import read_own_task

@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from electra.config import EncoderConfig, FinetuneConfig, SquadConfig
 from electra.errors import UserError, require
 from electra.files import parse_json, write_json
+from electra.model.config import EncoderConfig
 from electra.model.task_heads import UNANSWERABLE_WEIGHT, BeamSpanHead, SpanHead, span_loss
+from electra.tasks.config import FinetuneConfig, SquadConfig
 from electra.tasks.family import (
     Constant,
     Family,

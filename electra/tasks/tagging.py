@@ -26,10 +26,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, did_you_mean, require
+from electra.model.config import EncoderConfig
 from electra.model.task_heads import ClassifierHead, FeatureHead
 from electra.tasks.classification import Labelled, order_labels
+from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import (
     Inputs,
     Record,

@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal, cast
 
-from electra.config import TextConfig
 from electra.errors import UserError, require
+from electra.text.config import TextConfig
 from electra.text.sources import (
     FIRST_BYTES,
     NAMED_FORMS,

@@ -21,9 +21,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from electra.config import TextConfig
 from electra.errors import UserError, did_you_mean, require
 from electra.files import parse_json
+from electra.text.config import TextConfig
 from electra.text.streams import (
     DETECT,
     MAX_INVALID_SHARE,

@@ -16,11 +16,11 @@ import numpy as np
 import tokenizers
 from tokenizers import processors
 
-from electra.config import TokenizerConfig
 from electra.errors import UserError, require, tell_place
 from electra.files import check_hashes, new_folder, parse_json, write_hashes, write_json
 from electra.text.streams import locate, replace_surrogates
 from electra.tokenizing.classes import WRITTEN_FOR_TRANSFORMERS, read_definition
+from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.formats import (
     METASPACE,
     SPECIAL_TOKENS,

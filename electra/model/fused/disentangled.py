@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from electra.config import EncoderConfig
+from electra.model.config import EncoderConfig
 from electra.model.deberta import DisentangledLayer, RelativePlaces
 from electra.model.fused.post_norm import apply_post_norm
 from electra.model.fused.products import Kept, product

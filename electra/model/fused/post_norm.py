@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from electra.config import EncoderConfig
+from electra.model.config import EncoderConfig
 from electra.model.electra import PostNormLayer
 from electra.model.fused.products import (
     ByDistance,
