@@ -46,6 +46,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from benchmarks.objectives import format_spread, trace
+from electra.assignments import override, to_dict
 from electra.checkpoints.checkpoint import (
     list_checkpoints,
     load_parameters,
@@ -54,25 +55,24 @@ from electra.checkpoints.checkpoint import (
 )
 from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import find_commit
-from electra.config import PretrainConfig
 from electra.errors import UserError, require
 from electra.files import write_json, write_text
 from electra.finetuning.grid import combine, search
 from electra.method.flops import count_true
 from electra.method.objective import Objective
-from electra.method.registry import sketch_objective
 from electra.model.batch import Batch, find_real
 from electra.presets import FINETUNE_PRESETS, PRESETS
 from electra.pretraining.acceleration import prepare_step
 from electra.pretraining.evaluation import heldout_rows, split_heldout
 from electra.pretraining.loop import pretrain, resume
+from electra.pretraining.networks import sketch_objective
 from electra.pretraining.plan import make_rows
 from electra.pretraining.start import build_model, fit_to_shards
 from electra.quickstart.config import QUICKSTART
 from electra.quickstart.questions import punctuation_question, write_passages
 from electra.reports.rendering import Table, to_markdown
-from electra.settings import override, to_dict
 from electra.shards.store import open_shards
+from electra.training.config import PretrainConfig
 from electra.training.machine import prepare_machine
 
 PRESENT = "present"

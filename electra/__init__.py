@@ -18,11 +18,12 @@ if TYPE_CHECKING:
         load,
         predict,
         pretrain,
+        score,
     )
     from electra.processes import Interrupted
 
 __all__ = ["Interrupted", "Model", "UserError", "__version__", "detect", "embed", "encode"]
-__all__ += ["export", "fill", "finetune", "load", "predict", "pretrain"]
+__all__ += ["export", "fill", "finetune", "load", "predict", "pretrain", "score"]
 
 
 def __getattr__(name: str) -> Any:

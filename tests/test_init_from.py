@@ -14,19 +14,19 @@ from runs import assert_same_end, begin, ignore, read_records, send_at
 from safetensors.torch import load_file, save_file
 from test_golden import NEXT_SENTENCE
 
+from electra.assignments import override, to_dict
 from electra.checkpoints.checkpoint import find_checkpoint, list_checkpoints
 from electra.checkpoints.folder import SavedModel, SavedNetwork, read_pretrained, read_run_config
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
 from electra.checkpoints.names import NEXT_SENTENCE_FILE
 from electra.cli import main
-from electra.config import OBJECTIVES, PrepareConfig
 from electra.errors import UserError
 from electra.files import write_json
 from electra.interop.export import export
 from electra.interop.importing import import_model
+from electra.method.config import OBJECTIVES
 from electra.method.flops import count_parts
-from electra.method.registry import sketch_objective
 from electra.presets import PRESETS, modern_sizes
 from electra.pretraining.acceleration import prepare_step
 from electra.pretraining.continuation import write_branch
@@ -34,6 +34,7 @@ from electra.pretraining.evaluation import evaluate, heldout_rows
 from electra.pretraining.init_from import describe_parts, fit_to_start, tell_parts
 from electra.pretraining.journal import Alarms
 from electra.pretraining.loop import pretrain, resume
+from electra.pretraining.networks import sketch_objective
 from electra.pretraining.plan import make_rows, measure_activations, time_run
 from electra.pretraining.resolution import resolve
 from electra.pretraining.start import build_model, count_tokens
@@ -42,7 +43,7 @@ from electra.reports.curves import find_panels
 from electra.reports.glossary import describe_heldout
 from electra.reports.page import write_page
 from electra.reports.runs import read_runs
-from electra.settings import override, to_dict
+from electra.shards.config import PrepareConfig
 from electra.shards.prepare import prepare
 from electra.shards.store import open_shards
 from electra.terminal.live import domains_line

@@ -12,18 +12,18 @@ from refusals import refuse
 from runs import SMALL, read_records, words_of
 
 import electra
+from electra.assignments import override
 from electra.checkpoints.folder import read_pretrained, read_run_config
 from electra.cli import main
-from electra.method.registry import needs_frequencies, sketch_objective
 from electra.outside import list_outside
+from electra.pretraining.networks import needs_frequencies, sketch_objective
 from electra.pretraining.start import build_model, count_tokens
-from electra.settings import override
 from electra.shards.store import open_shards
 from electra.training.machine import Machine
 
 DOCS = Path(electra.__file__).parent.parent / "docs"
 OTHERS = """
-from electra.model.encoder import Body
+from electra.model.parts import Body
 from electra.model.modernbert import PreNormLayer, RotaryPlaces, TokenEmbeddings
 from electra.tasks.classification import Classification
 from electra.tasks.own import read_own_task
@@ -33,7 +33,7 @@ class Halved(PreNormLayer):
     def forward(self, x_BLH, *others):
         return (x_BLH + super().forward(x_BLH, *others)) / 2
 
-BODY = Body(TokenEmbeddings, RotaryPlaces, Halved, Halved, True)
+BODY = Body(TokenEmbeddings, RotaryPlaces, Halved, "", True)
 
 class Shouting(Classification):
     @classmethod

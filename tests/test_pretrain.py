@@ -35,6 +35,7 @@ from runs import (
 )
 from test_golden import NEXT_SENTENCE, VARIANTS
 
+from electra.assignments import override, to_dict
 from electra.checkpoints.checkpoint import (
     copy_state,
     describe_networks,
@@ -47,13 +48,12 @@ from electra.checkpoints.folder import read_model, read_pretrained, read_run_con
 from electra.checkpoints.manifest import amend_session, read_manifest
 from electra.checkpoints.metrics import read_metrics
 from electra.cli import main
-from electra.config import ExamplesConfig, PrepareConfig
 from electra.errors import UserError
 from electra.files import write_json
 from electra.interop.export import export
 from electra.model.electra import PostNormLayer
 from electra.model.encoder import Encoder, choose_layers
-from electra.model.fused import FusedPostNormLayer
+from electra.model.fused.post_norm import FusedPostNormLayer
 from electra.pretraining.acceleration import AcceleratedStep
 from electra.pretraining.continuation import branch, plan_cooldown
 from electra.pretraining.evaluation import evaluate, heldout_rows, split_heldout
@@ -64,7 +64,7 @@ from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.processes import Interrupted
 from electra.reports.page import write_page
 from electra.reports.runs import read_runs, read_samples
-from electra.settings import override, to_dict
+from electra.shards.config import ExamplesConfig, PrepareConfig
 from electra.shards.examples import BLOCK_ROWS, Examples, permute
 from electra.shards.prepare import prepare
 from electra.shards.store import Shard, open_shards

@@ -7,12 +7,12 @@ import pytest
 import torch
 from runs import assert_same_end, final_tensors
 
+from electra.assignments import override
 from electra.checkpoints.folder import read_pretrained
 from electra.pretraining.init_from import load_start
 from electra.pretraining.plan import make_rows, measure_activations
 from electra.pretraining.start import build_model
 from electra.pretraining.step import Step
-from electra.settings import override
 from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine
 
@@ -75,7 +75,7 @@ def test_the_networks_are_updated_one_after_the_other(toy_config):
     assert torch.equal(first.corrupt_ids_BL, whole.judgement.corrupt_ids_BL)
     for number, loss in enumerate((first.loss, None)):
         if number:  # the discriminator, whose embeddings the generator has moved by now
-            disc_loss, _ = by_hand.judge(first.corrupt_ids_BL, batch, draw, counts)
+            disc_loss, *_ = by_hand.judge(first.corrupt_ids_BL, batch, draw, counts)
             loss = config.method.disc_weight * disc_loss
         loss.backward()
         learning = [p for p in by_hand.parameters() if p.grad is not None]

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from electra.assignments import from_dict
 from electra.checkpoints.checkpoint import (
     FILES,
     STATE,
@@ -21,6 +22,7 @@ from electra.checkpoints.checkpoint import (
     read_tensors,
     run_of,
 )
+from electra.checkpoints.manifest import find_best
 from electra.checkpoints.names import (
     ARCHITECTURES,
     DISCRIMINATOR_FILE,
@@ -29,13 +31,14 @@ from electra.checkpoints.names import (
     gather,
     require_layers,
 )
-from electra.config import EncoderConfig, FinetuneConfig, PretrainConfig
 from electra.errors import UserError, command, refuse_unlike, require, tell_place
 from electra.files import check_hashes, named, read_object, sha256_file
+from electra.model.config import EncoderConfig
 from electra.model.encoder import Encoder
 from electra.model.heads import NextSentenceHead
-from electra.settings import from_dict
+from electra.tasks.config import FinetuneConfig
 from electra.tokenizing.tokenizer import Tokenizer
+from electra.training.config import PretrainConfig
 
 Predicts = Literal["tokens", "replaced"]
 TOKENS = "embeddings.tokens.weight"
@@ -216,6 +219,8 @@ def read_run_config(run: Path) -> PretrainConfig:
 class SavedSeed(NamedTuple):
     """Where the model of one seed of a fine-tuning lies, and what its JSON files say."""
 
+    run: Path
+    """The fine-tuning; of a grid, its best."""
     folder: Path
     seed: int
     sizes: EncoderConfig
@@ -236,11 +241,8 @@ def find_seed(run: Path, seed: int | None = None, *, verify: bool = False) -> Sa
         f"{run} is not a finished folder of `electra finetune`: it must have a config.json with a "
         "task, and a results.json",
     )
+    run = find_best(run)
     results = read_object(run / "results.json")
-    require(
-        "best" not in results,
-        f"{run} holds several fine-tunings; take one of them: {run}/{results.get('best')}",
-    )
     with refuse_unlike(f"{run} is not a folder that `electra finetune` wrote"):
         seeds, columns = results["seeds"] | results.get("replacements", {}), results["columns"]
         headlines = {int(n): each["scores"][results["metric"]] for n, each in seeds.items()}
@@ -257,14 +259,13 @@ def find_seed(run: Path, seed: int | None = None, *, verify: bool = False) -> Sa
     with refuse_unlike(f"{folder / 'config.json'} is not the config of a fine-tuned model"):
         sizes, task = from_dict(EncoderConfig, facts["encoder"]), str(facts["task"])
     facts |= {"task": task, "columns": columns, "separator": config.own.between}
-    return SavedSeed(folder, seed, sizes, config, facts)
+    return SavedSeed(run, folder, seed, sizes, config, facts)
 
 
 def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
     """Return the model of one seed; arguments as for `find_seed`."""
-    run = named(run)
-    found = find_seed(run, seed, verify=True)
-    folder, task = found.folder, found.facts["task"]
+    found = find_seed(named(run), seed, verify=True)
+    run, folder, task = found.run, found.folder, found.facts["task"]
     files = {WEIGHTS_FILE: folder / WEIGHTS_FILE}
     tensors = read_tensors(files[WEIGHTS_FILE])
     encoder = _fit(tensors.below("encoder."), found.sizes, str(folder))
@@ -336,6 +337,8 @@ def _read_huggingface(folder: Path) -> SavedModel:
         judge = found.get(DISCRIMINATOR_FILE)
         networks = find_networks(architecture, sizes, found[WEIGHTS_FILE], judge)
         kept = next(iter(networks.values()))
+        if kept.predicts == "replaced" and _read_config(folder).get("predicts") == "energy":
+            kept = replace(kept, predicts="energy")  # of Electric
         if pooler := found.get(NEXT_SENTENCE_FILE):
             kept = replace(kept, next_sentence=gather(partial(NextSentenceHead, sizes), pooler))
     generator = networks.get("tokens") if kept.predicts == "replaced" else None

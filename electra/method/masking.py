@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from electra.config import MethodConfig
+from electra.method.config import MethodConfig
 from electra.model.batch import Batch, count_real, find_real
-from electra.model.masked_lm import FixedDistribution, MaskedLM, Prediction, loss_and_sample
+from electra.model.masked_lm import FixedDistribution, MaskedLM
+from electra.model.softmax import Prediction, loss_and_sample
 
 SPAN_WORDS = 3.8
 """Mean span length, words. SpanBERT clips its geometric lengths at 10; here they are not clipped.
@@ -310,29 +311,6 @@ class Masking(nn.Module):
         times_BL = zeros_BL.scatter_add(1, draw.index_BS, draw.chosen_BS.long())
         sum_BL = zeros_BL.scatter_add(1, draw.index_BS, sampled_BS * draw.chosen_BS)
         return torch.where(times_BL > 0, sum_BL // times_BL.clamp(min=1), input_ids_BL)
-
-
-def crop_length(length: int) -> int:
-    """Return the length of the crop of a row: a tenth of what [CLS] and [SEP] enclose is cut."""
-    return length - (length - 2) // 10
-
-
-def crop(batch: Batch, uniform_B: Tensor) -> Batch:
-    """Return [CLS], a run of nine tenths of the tokens between, and the last [SEP] of each row.
-
-    The run begins at a place that the uniform numbers choose; what is cut is before and behind it.
-
-    Source: COCO-LM (Meng et al. 2021), span_dataset.py of its released code, which cuts [CLS] and
-    [SEP] as any token.
-    """
-    place_C = torch.arange(crop_length(batch.input_ids_BL.shape[1]), device=uniform_B.device)
-    num_real_B1 = find_real(batch).sum(dim=1, keepdim=True)
-    cut_B1 = (num_real_B1 - 2) // 10
-    before_B1 = torch.minimum((uniform_B[:, None] * (cut_B1 + 1)).long(), cut_B1)
-    is_inside_BC = place_C < num_real_B1 - cut_B1 - 1
-    index_BC = (place_C + torch.where(is_inside_BC, before_B1, cut_B1)) * (place_C > 0)
-    rows = batch._replace(is_next_B=None)
-    return rows.each(lambda tensor: tensor.gather(1, index_BC))
 
 
 def predict_masked(

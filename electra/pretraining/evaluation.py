@@ -21,7 +21,6 @@ from torch import Tensor
 
 from electra.checkpoints.checkpoint import load_parameters, read_tensors, write_tensors
 from electra.checkpoints.folder import read_pretrained
-from electra.config import PretrainConfig
 from electra.errors import require
 from electra.files import new_file
 from electra.method.masking import Counts, Draw, predict_masked
@@ -37,6 +36,7 @@ from electra.pretraining.step import Step
 from electra.shards.examples import Examples, permute
 from electra.shards.store import Shards, open_shards
 from electra.tokenizing.tokenizer import Tokenizer
+from electra.training.config import PretrainConfig
 from electra.training.optimizer import step_seed
 
 NUM_SAMPLES = 8

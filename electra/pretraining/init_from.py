@@ -19,19 +19,15 @@ from torch import Tensor, nn
 
 from electra.checkpoints.checkpoint import load_parameters, read_header
 from electra.checkpoints.folder import SavedModel, SavedNetwork, read_pretrained
-from electra.config import (
-    NOT_SIZES,
-    SIZES_OF_GENERATOR,
-    EncoderConfig,
-    GeneratorConfig,
-    PretrainConfig,
-)
 from electra.errors import UserError, require
+from electra.method.config import SIZES_OF_GENERATOR, GeneratorConfig
 from electra.method.objective import Network, Objective
-from electra.method.registry import find_objective
+from electra.model.config import NOT_SIZES, EncoderConfig
 from electra.model.heads import GeneratorHead, NextSentenceHead
+from electra.pretraining.networks import find_objective
 from electra.shards.store import Shards
 from electra.tokenizing.tokenizer import Tokenizer
+from electra.training.config import PretrainConfig
 
 Origin = Literal["init_from", "folder", "layers", "new"]
 """Where a generator's first weights come from."""

@@ -18,18 +18,18 @@ from typing import Any, NamedTuple
 import torch
 from torch.profiler import profile, schedule
 
+from electra.assignments import to_dict
 from electra.checkpoints.checkpoint import STATE, Saver, State, describe_networks, write_checkpoint
 from electra.checkpoints.manifest import amend_session, begin_session
 from electra.checkpoints.metrics import MetricsLog, Tracker, read_metrics
-from electra.config import PretrainConfig, TrainConfig
 from electra.files import read_object, write_json
 from electra.method.flops import count_run, count_stages
 from electra.pretraining.evaluation import DomainLosses, Domains, evaluate, heldout_rows, view_rows
 from electra.pretraining.guard import ACCEPTED, NOT_FINITE, REASONS
 from electra.pretraining.step import Outcome, Step
-from electra.settings import to_dict
 from electra.shards.examples import Examples
 from electra.shards.store import Shards
+from electra.training.config import PretrainConfig, TrainConfig
 from electra.training.distributed import gather_over_ranks, sum_over_ranks
 
 PROFILED_STEPS = 3
@@ -350,7 +350,7 @@ class Journal:
             processes=machine.num_ranks,
             peak_flops_per_second=peak,
             step=step.describe(),
-            flops=count_run(self.model, self.config),
+            flops=count_run(self.model, *self.config.amount),
         )
         self.heldout = heldout_rows(shards, self.config)
         heldout = {name: heldout_rows(each, self.config) for name, each in domains.items()}
@@ -480,7 +480,7 @@ class Journal:
             "steps": totals.step,
             "tokens": totals.tokens,
             "seconds": totals.seconds,
-            "flops": count_run(self.model, self.config),
+            "flops": count_run(self.model, *self.config.amount),
             "heldout": self.log.last.get("heldout"),
             "before": self.before or None,
         }

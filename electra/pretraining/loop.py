@@ -23,7 +23,6 @@ from electra.checkpoints.checkpoint import (
     read_state,
     set_damaged_aside,
 )
-from electra.config import PretrainConfig, longest_warmup
 from electra.errors import UserError
 from electra.method.objective import Objective
 from electra.model.batch import Batch
@@ -32,6 +31,7 @@ from electra.pretraining.journal import Journal, Show, SilentJournal, Totals, Wi
 from electra.pretraining.opening import Opened, open_run, reopen_run
 from electra.pretraining.step import Step
 from electra.processes import Interrupted, Requests, heed_signals
+from electra.training.config import PretrainConfig, longest_warmup
 from electra.training.distributed import any_rank, from_rank_0, gathered
 from electra.training.optimizer import learning_rate_at
 

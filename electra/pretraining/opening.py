@@ -11,15 +11,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
+from electra.assignments import to_dict
 from electra.checkpoints.checkpoint import list_checkpoints, run_of
 from electra.checkpoints.folder import SavedModel, read_pretrained, read_run_config
 from electra.checkpoints.manifest import LOCK, read_manifest
 from electra.checkpoints.metrics import import_tracker
-from electra.config import PretrainConfig, TrainConfig, require_schedule
 from electra.errors import UserError, command, require
 from electra.files import hold, new_folder, write_json
 from electra.method.objective import Objective
-from electra.method.registry import needs_frequencies
 from electra.pretraining.acceleration import prepare_step
 from electra.pretraining.continuation import read_run, write_branch
 from electra.pretraining.evaluation import Domains, open_domains
@@ -33,6 +32,7 @@ from electra.pretraining.init_from import (
     tell_parts,
 )
 from electra.pretraining.journal import Show
+from electra.pretraining.networks import needs_frequencies
 from electra.pretraining.plan import require_memory
 from electra.pretraining.start import (
     build_model,
@@ -44,10 +44,10 @@ from electra.pretraining.start import (
 )
 from electra.pretraining.step import Step
 from electra.processes import find_place
-from electra.settings import to_dict
 from electra.shards.examples import Examples
 from electra.shards.store import Shards, fetch_shards, open_shards
 from electra.tokenizing.tokenizer import Tokenizer
+from electra.training.config import PretrainConfig, TrainConfig, require_schedule
 from electra.training.distributed import from_rank_0, joined, spread, wait_for_all
 from electra.training.machine import Machine, prepare_machine
 

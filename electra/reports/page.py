@@ -8,8 +8,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from electra.config import ALONE
+from electra.assignments import to_dict
 from electra.files import write_text
+from electra.method.config import ALONE
 from electra.reports.curves import draw_svg, find_panels
 from electra.reports.glossary import GLOSSARY
 from electra.reports.rendering import Table
@@ -27,7 +28,6 @@ from electra.reports.runs import (
     pair_finetunings,
 )
 from electra.reports.tokens import Sentence, TokenView, describe
-from electra.settings import to_dict
 
 
 def render_page(template: str, **values: Any) -> str:

@@ -12,15 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from electra.checkpoints.manifest import read_manifest
+from electra.assignments import differences, flatten, from_dict, to_dict
+from electra.checkpoints.manifest import find_best, read_manifest
 from electra.checkpoints.metrics import read_metrics
-from electra.config import ALONE, MethodConfig, PretrainConfig
 from electra.errors import UserError, count_of, refuse_unlike, require
 from electra.files import HASHES, check_hashes, parse_json, read_object, read_text
+from electra.method.config import ALONE, MethodConfig
 from electra.reports.glossary import GLOSSARY, format_count, format_metric, format_seconds
 from electra.reports.rendering import Table, to_markdown
 from electra.reports.tokens import Sentence, TokenView, suspect_as_many
-from electra.settings import differences, flatten, from_dict, to_dict
+from electra.training.config import PretrainConfig
 
 UNKNOWN = "not recorded"
 MetricsRecord = Mapping[str, Any]
@@ -201,13 +202,9 @@ def _read_model(folder: Path) -> Model:
 
 
 def read_finetuning(path: Path) -> Finetuning:
-    """Return the scores in a fine-tuning's results.json; a grid has several, and is refused."""
+    """Return the scores in a fine-tuning's results.json; of a grid, those of its best."""
+    path = find_best(path.parent) / path.name
     values = read_object(path)
-    folder = path.parent
-    require(
-        "best" not in values,
-        f"{folder} holds several fine-tunings; take one of them: {folder}/{values.get('best')}",
-    )
     with refuse_unlike(f"{path} is not a fine-tuning's results"):
         replaced = values.get("with_replacements") or {}
         return Finetuning(
@@ -261,8 +258,7 @@ def _collect_scores(seeds: Iterable[Mapping[str, Any]]) -> dict[str, tuple[float
 def find_finetunings(run: Path, step: int) -> list[Path]:
     """Return the folders beside a run, of fine-tunings that began with its weights at a step.
 
-    Those from scratch, which took the run's sizes and no weights, are among them, and those of a
-    grid are not.
+    Those from scratch, which took the run's sizes and no weights, are among them, and so are grids.
     """
     source = re.compile(rf"{re.escape(run.resolve().name)} at step (\d+)")
     found = []
@@ -273,7 +269,7 @@ def find_finetunings(run: Path, step: int) -> list[Path]:
             continue
         begun_with = Path(str(results.get("source")))
         started = source.fullmatch(begun_with.name)
-        if not started or "best" in results:
+        if not started:
             continue
         other = begun_with.with_name(run.resolve().name)
         if other.exists() and not other.samefile(run):  # another run of the name
