@@ -17,7 +17,6 @@ from electra.method.masking import (
     choose_positions,
     choose_positions_of_reference,
     count_slots,
-    crop_length,
     replace,
 )
 from electra.method.measures import Measures
@@ -27,6 +26,7 @@ from electra.model.likelihood import log_likelihood, log_likelihood_plain
 from electra.model.masked_lm import FixedDistribution
 from electra.model.parts import ONE, SPREAD, Dropout, DropoutMasks, num_kept
 from electra.model.softmax import CHUNK, loss_and_sample, loss_and_sample_plain
+from electra.objectives.cocolm import crop_length
 from electra.presets import PRESETS
 
 PAD, UNK, CLS, SEP, MASK = range(5)
