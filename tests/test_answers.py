@@ -276,7 +276,29 @@ def test_a_model_trained_in_bfloat16_answers_in_float32_everywhere(tuned, tmp_pa
             assert one == pytest.approx(other, abs=2e-6)
     assert rounded != found
     assert electra.predict(electra.load(tuned, precision="bfloat16"), SINGLE) == rounded
-    refuse("unknown precision 'float8'; did you mean 'float32'", electra.load, tuned, precision="float8")
+    refuse(
+        "unknown precision 'float8'; did you mean 'float32'",
+        electra.load,
+        tuned,
+        precision="float8",
+    )
+
+
+def test_the_precision_of_a_model_is_that_of_its_every_answer(run):
+    """In bfloat16 all answers change by the rounding, and by no more."""
+    exact, rounded = electra.load(run), electra.load(run, precision="bfloat16")
+    answers = [
+        [
+            [word.prob_replaced for words in electra.detect(model, TEXTS) for word in words],
+            [each.prob for each in electra.fill(model, ["the [MASK] sold"], top=1)[0][0]],
+            electra.embed(model, TEXTS).ravel().tolist(),
+            [each.pll / each.num_tokens for each in electra.score(model, TEXTS)],
+        ]
+        for model in (exact, rounded)
+    ]
+    for one, other in zip(*answers, strict=True):
+        assert one != other
+        assert one == pytest.approx(other, abs=0.1)
 
 
 BLANK = {
