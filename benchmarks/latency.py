@@ -37,8 +37,8 @@ from electra.inference.network import LoadedEncoder
 from electra.interop.export import Outgoing, write_plain
 from electra.interop.onnx import INPUTS, Graph, open_session, quantise, trace
 from electra.model.encoder import Encoder, choose_layers
-from electra.model.heads import ClassifierHead
 from electra.model.initialisation import init_weights
+from electra.model.task_heads import ClassifierHead
 from electra.presets import PRESETS
 from electra.reports.rendering import Table, to_markdown
 from electra.tasks.family import name_outputs

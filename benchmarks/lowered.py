@@ -31,6 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from electra.assignments import override
 from electra.checkpoints.manifest import find_commit
 from electra.config import OBJECTIVES, SCHEMES, PretrainConfig
 from electra.files import read_object, write_json, write_text
@@ -43,7 +44,6 @@ from electra.pretraining.plan import make_rows
 from electra.pretraining.start import build_model
 from electra.pretraining.step import Step
 from electra.reports.rendering import Table, to_markdown
-from electra.settings import override
 from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine
 

@@ -9,9 +9,9 @@ Table 6 and Table 7 are tables of the ELECTRA paper's appendix.
 """
 
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from electra.errors import require, require_choice
 from electra.settings import AtLeast, Needs, Order, Settings, Within
@@ -336,21 +336,24 @@ class GeneratorConfig(Settings):
 
 
 OBJECTIVES = {
-    "rtd": "replaced_token_detection:ReplacedTokenDetection",
-    "rtd_masked_only": "replaced_token_detection:MaskedOnly",
-    "mlm": "masked_language_modelling:MaskedLanguageModelling",
-    "replace_mlm": "masked_language_modelling:ReplaceMLM",
-    "all_tokens_mlm": "masked_language_modelling:AllTokensMLM",
-    "electric": "electric:Electric",
-    "teams": "teams:Teams",
-    "cocolm": "cocolm:CocoLM",
-    "causal_lm": "masked_language_modelling:CausalLanguageModelling",
+    "rtd": "method.replaced_token_detection:ReplacedTokenDetection",
+    "rtd_masked_only": "method.replaced_token_detection:MaskedOnly",
+    "mlm": "objectives.masked_language_modelling:MaskedLanguageModelling",
+    "replace_mlm": "objectives.masked_language_modelling:ReplaceMLM",
+    "all_tokens_mlm": "objectives.masked_language_modelling:AllTokensMLM",
+    "electric": "objectives.electric:Electric",
+    "teams": "objectives.teams:Teams",
+    "cocolm": "objectives.cocolm:CocoLM",
+    "causal_lm": "objectives.masked_language_modelling:CausalLanguageModelling",
 }
-"""Module and class below method/ of each objective. A new objective is one more line here."""
+"""Module and class of each objective, below electra. A new objective is one more line here."""
 ALONE = ("mlm", "causal_lm")
 """Objectives without a generator."""
-SCHEMES = {("rtd", "two_stage"): "schemes:TwoStage", ("rtd", "adversarial"): "schemes:Adversarial"}
-"""Module and class below method/ for an objective with a scheme other than joint."""
+SCHEMES = {
+    ("rtd", "two_stage"): "objectives.schemes:TwoStage",
+    ("rtd", "adversarial"): "objectives.schemes:Adversarial",
+}
+"""Module and class, below electra, for an objective with a scheme other than joint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -395,20 +398,16 @@ class MethodConfig(Settings):
     mask for the others; 85/15 in reference mode."""
     disc_weight: Annotated[float, Within("[0, inf)")] = 50.0
     """Lambda, the weight of the discriminator's loss."""
-    selection_weight: Annotated[float, Within("[0, inf)")] = 2.0
-    """teams: weight of the loss of the choice. Source: the released code, where `disc_weight` is
-    5."""
-    kept_layer: Literal["detection", "selection"] = "detection"
-    """teams: last layer of the encoder that pre-training returns. detection: that of the
-    discriminator, which can be exported with its head. selection: that of the choice, as in the
-    released code; without a head."""
-    corrective_weight: Annotated[float, Within("[0, inf)")] = 1.0
-    """cocolm: weight of the loss of the language model; 0: there is none. Source: COCO-LM."""
-    contrast_weight: Annotated[float, Within("[0, inf)")] = 1.0
-    """cocolm: weight of the contrast, for which the discriminator also reads a crop of each row, of
-    nine tenths of its tokens; 0: it does not. Source: COCO-LM."""
 
     section = "method."
+    tag = "objective"
+    kinds: ClassVar[Mapping[str, str]] = {
+        "electric": "objectives.config:ElectricConfig",
+        "teams": "objectives.config:TeamsConfig",
+        "cocolm": "objectives.config:CocoLMConfig",
+    }
+    run_needs: ClassVar[tuple[Needs | Order, ...]] = ()
+    """Rules of the objective for all settings of a run."""
     needs = (
         Needs("mode=reference", "mask_unit=token"),
         Needs("mode=reference", "objective=rtd|mlm", "the released code has no other"),
@@ -416,16 +415,12 @@ class MethodConfig(Settings):
         Needs("generator_steps", "scheme=two_stage"),
         Needs("scheme=two_stage", "sharing=none", "it freezes one network and trains the other"),
         Needs("scheme=adversarial", "sharing!=all", "its two networks have opposite losses"),
-        Needs("selection_weight!=2", "objective=teams"),
-        Needs("kept_layer=selection", "objective=teams"),
-        Needs("corrective_weight!=1", "objective=cocolm"),
-        Needs("contrast_weight!=1", "objective=cocolm"),
     )
 
     @property
     def contrasts(self) -> bool:
         """Whether the loss compares the rows of a step with each other."""
-        return self.objective == "cocolm" and self.contrast_weight > 0
+        return False
 
     def check(self) -> None:
         """Check what the table cannot say."""
@@ -652,16 +647,10 @@ class PretrainConfig(Settings):
         Needs("generator.disallow_correct", "method.scheme!=adversarial", "it rewards the softmax"),
         Needs("generator.kind!=network", "method.sharing!=all", "it does not learn"),
         Needs("method.sharing=gdes", "generator.kind=network", "the others have no embeddings"),
-        Needs("method.objective=teams", "generator.kind=network|frozen", "tokens in context"),
         Needs("generator.shared_layers", "method.objective=rtd|teams|cocolm"),
         Needs("generator.shared_layers", "method.scheme=joint"),
         Needs("generator.shared_layers", "method.sharing=embeddings|gdes"),
         Needs("generator.shared_layers", "train.updates=joint", "an update each, not two"),
-        Needs("method.objective=electric", "generator.kind=network", "its noise is learned"),
-        Needs("method.objective=electric", "generator.temperature=1", "it needs the softmax"),
-        Needs("generator.disallow_correct", "method.objective!=electric", "it needs the softmax"),
-        Needs("method.objective=electric", "method.sharing!=all", "its noise reads one side"),
-        Needs("method.objective=electric", "generator.start!=folder", "its noise has two towers"),
         Needs("method.objective=causal_lm", "model.causal", "a token must not see the next one"),
         Needs("model.causal", "method.objective=causal_lm", "the others read both sides"),
         Needs("method.mask_unit!=token", "method.objective!=causal_lm", "it masks nothing"),
@@ -695,6 +684,8 @@ class PretrainConfig(Settings):
 
     def check(self) -> None:
         """Check what the table cannot say."""
+        for rule in self.method.run_needs:
+            rule.check(self)
         model, sharing, scheme = self.model, self.method.sharing, self.method.scheme
         starts = self.train.initial_weights
         self.must("model.type_vocab_size", model.type_vocab_size >= 2, "be >= 2, for two segments")
@@ -707,23 +698,10 @@ class PretrainConfig(Settings):
             "be 1 for method.sharing all: networks of one size",
         )
         self.must(
-            "model.num_hidden_layers",
-            self.method.objective != "teams" or model.num_hidden_layers > 1,
-            "be at least 2 for method.objective teams, whose two tasks have a last layer each",
-        )
-        self.must(
             "train.steps",
             scheme != "two_stage" or self.train.steps > 1,
             "be at least 2 for method.scheme two_stage",
         )
-        for name, is_so, how in (
-            ("train.accumulation", self.train.accumulation == 1, "be 1"),
-            ("train.batch_size", self.train.batch_size > 1, "be at least 2"),
-            ("examples.attend", self.examples.attend == "row", "be row"),
-        ):
-            how += f" for method.contrast_weight {self.method.contrast_weight:g}"
-            is_so = is_so or not self.method.contrasts
-            self.must(name, is_so, f"{how}, which compares whole rows of a step (0: does not)")
         self.must(
             "model.embedding_size",
             starts == "bert" or model.architecture != "electra" or model.embedding_size % 2 == 0,
@@ -750,6 +728,11 @@ class PretrainConfig(Settings):
             f"be at most {narrow}, the hidden size of the narrowest network, for "
             f"train.initial_weights {starts} (bert: of any size)",
         )
+
+    @property
+    def amount(self) -> tuple[int, int, int]:
+        """Row length in tokens, rows per step, and steps of the run."""
+        return self.examples.sequence_length, self.train.batch_size, self.train.steps
 
     @property
     def second_stage(self) -> int:
@@ -853,11 +836,13 @@ class OwnTaskConfig(Settings):
     """classification: a text or a pair of texts has one of several labels. regression: a text or a
     pair of texts has a number. choice: one of several texts goes with a text."""
     text: str | None = None
-    """Column of the text. Unset: the first of text, sentence, text_a and sentence1 that train
-    has."""
+    """Column of the text. Unset: that of a pair that train has, as for `text_b`, else the first of
+    text, sentence, text_a and sentence1."""
     text_b: str | None = None
-    """Column of the second text of a pair. Unset: text_b or sentence2 if train has the column and
-    `text` is unset, else no second text."""
+    """Column of the second text of a pair. If `text` is unset as well: text_b, sentence2 or
+    text_pair, or both columns of question1 and question2, premise and hypothesis, question and
+    sentence, text1 and text2, sentence_a and sentence_b, query and passage, where train has them.
+    Else there is no second text."""
     choices: str | None = None
     """choice: columns of the choices, separated by commas. A single column holds lists of
     choices."""

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from electra.assignments import override
 from electra.checkpoints.checkpoint import find_checkpoint, run_of
 from electra.checkpoints.folder import (
     find_best,
@@ -42,7 +43,6 @@ from electra.processes import Tell, silent
 from electra.reports.rendering import to_markdown
 from electra.reports.runs import find_finetunings, finetuning_table, read_finetuning
 from electra.reports.tokens import Word
-from electra.settings import override
 from electra.text.tables import read_texts
 from electra.training.machine import Precision
 

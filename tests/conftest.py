@@ -11,6 +11,7 @@ import torch
 from runs import ignore, send_at
 from safetensors.torch import save_file
 
+from electra.assignments import override
 from electra.checkpoints.folder import read_model
 from electra.checkpoints.names import ELECTRA
 from electra.config import PrepareConfig, PretrainConfig, TokenizerConfig
@@ -22,7 +23,6 @@ from electra.model.initialisation import init_weights
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.loop import pretrain
 from electra.processes import Interrupted
-from electra.settings import override
 from electra.shards.prepare import prepare
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training import machine

@@ -25,7 +25,8 @@ from electra.inference.models import load_models
 from electra.inference.predict import keep_columns, load_model
 from electra.interop.export import describe, describe_finetuned, write_plain
 from electra.model.encoder import Encoder
-from electra.model.heads import ClassifierHead, DiscriminatorHead
+from electra.model.heads import DiscriminatorHead
+from electra.model.task_heads import ClassifierHead
 from electra.reports.runs import read_folders
 from electra.tasks import registry
 from electra.tasks.classification import Classification, order_labels

@@ -13,6 +13,7 @@ from commands import refuse_command, succeed
 from refusals import refuse
 from runs import ignore
 
+from electra.assignments import override, to_dict
 from electra.checkpoints.checkpoint import find_checkpoint, load_parameters, read_tensors
 from electra.checkpoints.folder import read_run_config
 from electra.files import write_json
@@ -26,11 +27,9 @@ from electra.inference.score import (
 )
 from electra.interop.export import export
 from electra.method.masking import Vocabulary
-from electra.method.objective import Parts
-from electra.method.registry import build_objective
 from electra.model.batch import Batch
 from electra.pretraining.loop import pretrain
-from electra.settings import override, to_dict
+from electra.pretraining.networks import build_objective
 from electra.text.tables import read_sentences
 
 
@@ -59,7 +58,7 @@ def electric(trained):
 def load_objective(run, tokenizer):
     _, checkpoint = find_checkpoint(run)
     vocabulary = Vocabulary(torch.from_numpy(tokenizer.starts_word))
-    model = build_objective(Parts(read_run_config(run), vocabulary)).eval()
+    model = build_objective(read_run_config(run), vocabulary).eval()
     load_parameters(model, read_tensors(checkpoint / "model.safetensors"))
     return model
 

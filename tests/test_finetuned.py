@@ -21,13 +21,13 @@ from runs import flip_bit
 from tasks import ignore, small_finetune, write_files
 
 import electra
+from electra.assignments import override
 from electra.checkpoints.folder import read_finetuned, read_model
 from electra.checkpoints.names import expand_classifier
 from electra.files import write_json
 from electra.finetuning.loop import finetune
 from electra.inference.predict import Answers, list_json, list_rows, load_model, write_answers
 from electra.interop.export import describe_finetuned, export, write_plain
-from electra.settings import override
 from electra.tasks.family import number_records
 from electra.tasks.registry import read_inputs, restore_family
 from electra.tasks.rows import make_batch

@@ -11,6 +11,7 @@ from refusals import refuse
 from safetensors.torch import load_file
 from tasks import ignore
 
+from electra.assignments import override
 from electra.checkpoints.folder import read_model
 from electra.config import FinetuneConfig
 from electra.files import write_json
@@ -18,7 +19,6 @@ from electra.finetuning.grid import combine, search
 from electra.finetuning.loop import finetune
 from electra.finetuning.network import build_network
 from electra.finetuning.start import encode_task
-from electra.settings import override
 from electra.tasks.registry import read_task
 from electra.training.machine import Machine
 

@@ -1,6 +1,7 @@
 """Settings: what is refused, in one line that names the setting, and how values are read."""
 
 import dataclasses
+import json
 import math
 import os
 import warnings
@@ -11,16 +12,24 @@ import pytest
 from refusals import refuse
 
 from electra import config as settings_of
-from electra.config import FinetuneConfig, PrepareConfig, TokenizerConfig, require_schedule
+from electra.assignments import differences, from_dict, override, override_from_toml, to_dict
+from electra.config import (
+    FinetuneConfig,
+    PrepareConfig,
+    PretrainConfig,
+    TokenizerConfig,
+    require_schedule,
+)
 from electra.errors import UserError
 from electra.files import read_object, write_json
+from electra.objectives.config import TeamsConfig
 from electra.presets import PRESETS
 from electra.pretraining.resolution import resolve
 from electra.quickstart import config as of_quickstart
 from electra.quickstart.config import QUICKSTART
 from electra.service import config as of_service
 from electra.service.config import ServeConfig
-from electra.settings import AtLeast, differences, from_dict, override, override_from_toml, to_dict
+from electra.settings import AtLeast
 
 TINY, MODERN = PRESETS["tiny"], PRESETS["modern-mini"]
 FINETUNE = FinetuneConfig()
@@ -280,3 +289,17 @@ def test_settings_are_read_from_a_pipe():
     os.close(target)
     config = resolve("tiny", toml=Path(f"/dev/fd/{source}"))
     assert (config.train.steps, config.optimizer.warmup_steps) == (200, 50)
+
+
+def test_a_tag_chooses_the_class_of_settings():
+    teams = override(TINY, ["method.objective=teams", "method.selection_weight=3"])
+    assert type(teams.method) is TeamsConfig
+    assert teams.method.disc_weight == TINY.method.disc_weight
+    assert from_dict(PretrainConfig, json.loads(json.dumps(to_dict(teams)))) == teams
+    back = override(teams, ["method.objective=rtd"])
+    assert back == TINY
+    changes = differences(TINY, teams)
+    assert changes["method.selection_weight"] == (None, 3.0)
+    needs = "method.selection_weight needs method.objective=teams, not cocolm"
+    refuse(needs, override, TINY, ["method.objective=cocolm", "method.selection_weight=3"])
+    refuse("unknown field 'selection'", override, TINY, ["method.selection=3"])

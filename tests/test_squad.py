@@ -12,7 +12,7 @@ from refusals import refuse
 from test_family import draw_question
 
 from electra.config import TokenizerConfig
-from electra.model.heads import span_loss
+from electra.model.task_heads import span_loss
 from electra.tasks.family import Task
 from electra.tasks.squad import (
     MAX_ANSWER,

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from electra.assignments import from_dict
 from electra.checkpoints.checkpoint import (
     FILES,
     STATE,
@@ -34,7 +35,6 @@ from electra.errors import UserError, command, refuse_unlike, require, tell_plac
 from electra.files import check_hashes, named, read_object, sha256_file
 from electra.model.encoder import Encoder
 from electra.model.heads import NextSentenceHead
-from electra.settings import from_dict
 from electra.tokenizing.tokenizer import Tokenizer
 
 Predicts = Literal["tokens", "replaced"]
@@ -76,8 +76,11 @@ class SavedModel:
     """The folder; of a checkpoint, its run."""
     generator: SavedNetwork | None = None
     """The generator beside the network that is kept; None: there is none."""
-    corrector: SavedNetwork | None = None
-    """The network that is kept under cocolm's softmax; None: there is none."""
+    networks: Mapping[str, SavedNetwork] = field(default_factory=dict)
+    """All networks of a run by role, such as cocolm's corrector, each with its head."""
+    modules: Mapping[str, Tensor] = field(default_factory=dict)
+    """A run's parameters outside its networks, such as those of the copy head of all_tokens_mlm,
+    under their names in the objective."""
     step: int | None = None
     """Step of the checkpoint of a run."""
     after: str = ""
@@ -403,7 +406,7 @@ def _read_run(folder: Path) -> SavedModel:
     config = read_run_config(run)
     step, checkpoint = find_checkpoint(folder)
     tensors = read_tensors(checkpoint / FILES[0])
-    state = read_object(checkpoint / STATE)
+    state, taken_names = read_object(checkpoint / STATE), set[str]()
 
     def take(places: Mapping[str, str], added: str = "") -> Weights:
         names = {
@@ -411,6 +414,7 @@ def _read_run(folder: Path) -> SavedModel:
             for place, prefix in places.items()
             for name in tensors.below(f"{prefix}.")
         }
+        taken_names.update((*names.values(), added))
         taken = tensors.rename(names)
 
         def load(name: str) -> Tensor:
@@ -423,27 +427,27 @@ def _read_run(folder: Path) -> SavedModel:
         network = state["networks"][role]
         sizes, added = from_dict(EncoderConfig, network["sizes"]), network.get("added", "")
         encoders = [_fit(take(each, added), sizes, role) for each in network["encoders"]]
-        head = take(network["head"]) if network["predicts"] else {}
-        return SavedNetwork(network["predicts"], sizes, tuple(encoders), head)
+        return SavedNetwork(network["predicts"], sizes, tuple(encoders), take(network["head"]))
 
     with refuse_unlike(
         f"{checkpoint / STATE} does not say which networks there are: the run is of an older "
         "version of electra, or the file is damaged"
     ):
-        kept = read(state["kept"])
-        if places := state["networks"].get("next_sentence"):
-            kept = replace(kept, next_sentence=take(places["head"]))
-        generator, corrector = (
-            read(role) if role in state["networks"] else None for role in ("generator", "corrector")
-        )
+        networks = {role: read(role) for role in state["networks"]}
+        kept = networks[state["kept"]]
+        if "next_sentence" in networks:
+            kept = replace(kept, next_sentence=networks["next_sentence"].head)
+        if not kept.predicts:
+            kept = replace(kept, head={})
     return SavedModel(
         kept,
         Tokenizer.load(run / "tokenizer"),
         config.examples.sequence_length,
         f"{run} at step {step}",
         folder=run,
-        generator=generator,
-        corrector=corrector,
+        generator=networks.get("generator"),
+        networks=networks,
+        modules={name: tensors[name] for name in tensors.headers.keys() - taken_names},
         step=step,
         files={(checkpoint / FILES[0]).relative_to(run).as_posix(): checkpoint / FILES[0]},
     )

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from electra.errors import require
+from electra.errors import hide_passwords, require
 from electra.files import read_object, write_json
 from electra.version import __version__
 
@@ -35,7 +35,7 @@ def begin_session(folder: Path, **facts: Any) -> None:
     manifest = read_manifest(folder)
     packages = ("torch", "numpy", "tokenizers", "safetensors")
     session = {
-        "command": ["electra", *sys.argv[1:]],
+        "command": ["electra", *map(hide_passwords, sys.argv[1:])],
         "electra": __version__,
         "commit": find_commit(),
         "python": platform.python_version(),

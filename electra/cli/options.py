@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from electra import files
+from electra.assignments import flatten, to_dict
 from electra.errors import require
 from electra.presets import PRESETS, RECIPES
-from electra.settings import flatten, to_dict
 from electra.terminal.printing import print_plan
 from electra.text.streams import is_url
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from electra.assignments import override_from_toml
 from electra.cli.options import (
     PRESET,
     DryRun,
@@ -27,7 +28,6 @@ from electra.presets import PRESETS
 from electra.processes import Interrupted
 from electra.quickstart.config import BEGUN, QUICKSTART, REPORT
 from electra.reports.glossary import format_seconds
-from electra.settings import override_from_toml
 from electra.terminal.live import Progress
 from electra.terminal.printing import print_done, print_note, print_table
 

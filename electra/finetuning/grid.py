@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from electra.assignments import override, to_dict
 from electra.checkpoints.folder import read_model
 from electra.config import FinetuneConfig
 from electra.errors import require
@@ -20,7 +21,6 @@ from electra.finetuning.loop import LONGEST_WAIT, Progress, ignore, require_seed
 from electra.finetuning.results import begin_shared_folder, read_results
 from electra.finetuning.start import read_job
 from electra.reports.rendering import Table
-from electra.settings import override, to_dict
 from electra.training.distributed import joined, wait_for_all
 from electra.training.machine import prepare_machine
 

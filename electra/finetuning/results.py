@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from electra.assignments import from_dict, to_dict
 from electra.checkpoints.checkpoint import write_tensors
 from electra.checkpoints.manifest import LOCK, begin_session, find_commit
 from electra.config import FinetuneConfig
@@ -27,7 +28,6 @@ from electra.files import (
 )
 from electra.finetuning.network import TaskNetwork
 from electra.finetuning.start import Job, TaskRows
-from electra.settings import from_dict, to_dict
 from electra.tasks.family import Family, Task
 from electra.tasks.rows import Outputs, Rows
 from electra.text.streams import replace_surrogates

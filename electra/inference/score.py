@@ -36,7 +36,7 @@ from electra.errors import count_of, require
 from electra.files import named, write_text
 from electra.inference.network import PRECISION, LoadedNetwork, load_network
 from electra.model.heads import GeneratorHead
-from electra.model.masked_lm import log_likelihood
+from electra.model.likelihood import log_likelihood
 from electra.processes import Tell, silent
 from electra.text.tables import read_table
 from electra.training.machine import Machine, Precision, prepare_machine
@@ -168,11 +168,12 @@ def load_scorer(folder: Path, network: Asked = "kept", precision: Precision = PR
     Device and threads are those of the run's settings (`train`). A run that was trained on a CUDA
     device is scored on the CPU if there is none.
     """
-    networks = read_pretrained(folder)
-    generator = networks.masked_lm if networks.generator else None
-    found = {"kept": networks.kept, "generator": generator, "corrector": networks.corrector}
+    model = read_pretrained(folder)
+    generator = model.masked_lm if model.generator else None
+    corrector = model.networks.get("corrector")
+    found = {"kept": model.kept, "generator": generator, "corrector": corrector}
     saved = found[network]
-    masks = saved is not None and saved is networks.masked_lm
+    masks = saved is not None and saved is model.masked_lm
     is_likelihood = saved is not None and saved.predicts not in ("", "tokens")
     require(
         masks or is_likelihood or (saved is not None and network == "corrector"),
@@ -182,10 +183,10 @@ def load_scorer(folder: Path, network: Asked = "kept", precision: Precision = PR
     assert saved
     assert saved.predicts
     machine = _choose_machine(folder, precision)
-    loaded = load_network(networks, saved, machine)
+    loaded = load_network(model, saved, machine)
     origin = {
         "run": named(folder).name,
-        "step": networks.step,
+        "step": model.step,
         "network": network,
         "predicts": saved.predicts,
         "device": machine.name,

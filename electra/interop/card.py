@@ -19,7 +19,7 @@ from electra.config import EncoderConfig
 from electra.files import read_object
 from electra.interop.onnx import NUM_SHAPES, SUSPECTED, Agreements
 from electra.interop.sentence_transformers import Similarity
-from electra.model.heads import PairHead
+from electra.model.task_heads import PairHead
 from electra.reports.glossary import summarise
 from electra.reports.rendering import to_markdown
 from electra.reports.runs import Run, finetuning_table, list_facts, read_finetuning

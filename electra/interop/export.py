@@ -41,7 +41,8 @@ from electra.interop.card import Facts, describe_finetuning, describe_run, write
 from electra.interop.gguf import GGUF_FILE, write_gguf
 from electra.interop.onnx import Agreements, Graph, list_inputs, write_onnx
 from electra.interop.sentence_transformers import Similarity, cut_layers, write_pooling
-from electra.model.heads import ClassifierHead, DiscriminatorHead, GeneratorHead
+from electra.model.heads import DiscriminatorHead, GeneratorHead
+from electra.model.task_heads import ClassifierHead
 from electra.tasks.registry import restore_family
 from electra.tokenizing.formats import KNOWN_NAMES
 from electra.tokenizing.tokenizer import Tokenizer

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from electra.assignments import differences, flatten, to_dict
 from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import LOCK
 from electra.config import (
@@ -52,7 +53,6 @@ from electra.reports.runs import (
     read_samples,
 )
 from electra.reports.tokens import Sentence, count_least_trusted
-from electra.settings import differences, flatten, to_dict
 from electra.shards.prepare import prepare
 from electra.shards.store import Shards, open_shards
 from electra.terminal.live import Display, Progress

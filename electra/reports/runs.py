@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from electra.assignments import differences, flatten, from_dict, to_dict
 from electra.checkpoints.folder import find_best
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
@@ -21,7 +22,6 @@ from electra.files import HASHES, check_hashes, parse_json, read_object, read_te
 from electra.reports.glossary import GLOSSARY, format_count, format_metric, format_seconds
 from electra.reports.rendering import Table, to_markdown
 from electra.reports.tokens import Sentence, TokenView, suspect_as_many
-from electra.settings import differences, flatten, from_dict, to_dict
 
 UNKNOWN = "not recorded"
 MetricsRecord = Mapping[str, Any]
@@ -307,19 +307,24 @@ def write_tables(found: Found) -> str:
 
 def heldout_table(runs: Sequence[Run]) -> Table:
     """Return the last held-out metrics, one column per run."""
+    names = _find_measured(run.last_heldout for run in runs)
     rows = [
-        [name, *(format_metric(name, run.last_heldout.get(name)) for run in runs)]
-        for name in GLOSSARY
-        if name != "step" and any(name in run.last_heldout for run in runs)
+        [name, *(format_metric(name, run.last_heldout.get(name)) for run in runs)] for name in names
     ]
     return Table(["on the held-out part", *(run.name for run in runs)], rows)
 
 
+def _find_measured(records: Iterable[MetricsRecord]) -> list[str]:
+    """Return the metrics that any of the records has, in the glossary's order."""
+    known = set[str]().union(*records) - {"step", "tokens"}
+    return [name for name in GLOSSARY if name in known]
+
+
 def pretraining_table(runs: Sequence[Run]) -> Table:
-    """Return the cost and the last held-out metrics of each run, one row per run."""
-    metrics = ["mlm_accuracy", "disc_loss", "constant_disc_loss", "disc_auc"]
-    if any("lm_accuracy" in run.last_heldout for run in runs):
-        metrics.append("lm_accuracy")
+    """Return the cost and the few most important held-out metrics of each run, a row for each."""
+    metrics = [
+        name for name in _find_measured(run.last_heldout for run in runs) if GLOSSARY[name].summary
+    ]
     rows = [
         [run.name, *run.cost]
         + [format_metric(name, run.last_heldout.get(name)) for name in metrics]
@@ -329,18 +334,18 @@ def pretraining_table(runs: Sequence[Run]) -> Table:
 
 
 def domains_table(runs: Sequence[Run]) -> Table:
-    """Return the losses of continued runs on old and new text, one row per evaluation."""
+    """Return the measures of continued runs on old and new text, one row per evaluation."""
+    records = [(run, record) for run in runs for record in run.heldout]
     metrics = [
         name
-        for name in ("old_disc_loss", "old_disc_auc", "new_disc_loss", "new_disc_auc")
-        if any(name in record for run in runs for record in run.heldout)
+        for name in _find_measured(record for _, record in records)
+        if name.startswith(("old_", "new_"))
     ]
     rows = [
         [run.name, format_metric("step", record["step"])]
         + [format_metric(name, record.get(name)) for name in metrics]
-        for run in runs
-        for record in run.heldout
-        if any(name in record for name in metrics)
+        for run, record in records
+        if record.keys() & set(metrics)
     ]
     return Table(["continued run", "step", *metrics], rows)
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from electra.assignments import differences, override, setting_name
 from electra.checkpoints.folder import SavedModel, SavedNetwork, read_pretrained, read_run_config
 from electra.checkpoints.metrics import read_metrics
 from electra.config import FinetuneConfig, PretrainConfig, longest_warmup, require_schedule
@@ -18,15 +19,14 @@ from electra.files import read_object, take_turns, write_json
 from electra.finetuning.grid import combine
 from electra.finetuning.start import fit_to_start as fit_finetuning
 from electra.method.flops import FORWARD_AND_BACKWARD, count_run, count_true
-from electra.method.registry import sketch_objective
 from electra.presets import PRESETS, RECIPES, finetune_preset
 from electra.pretraining.continuation import MAY_CHANGE
 from electra.pretraining.init_from import WARMUP_SHARE, fit_to_start
+from electra.pretraining.networks import sketch_objective
 from electra.pretraining.plan import time_run
 from electra.pretraining.start import build_model, fit_to_shards
 from electra.processes import usable_cores
 from electra.reproduce.suite import MOST_STEPS, Row, Suite
-from electra.settings import differences, override, setting_name
 from electra.shards.store import Shards, open_shards
 from electra.tasks.family import Task
 from electra.tokenizing.tokenizer import make_tokenizer
@@ -306,7 +306,7 @@ class _PlannedRow:
                     seed,
                     fraction,
                     planned,
-                    count_run(sketch_objective(planned), planned),
+                    count_run(sketch_objective(planned), *planned.amount),
                     runs[0].name if is_shared and runs else "",
                 )
             )

@@ -11,6 +11,7 @@ import numpy as np
 from scipy.stats import f as fisher
 from scipy.stats import t as student
 
+from electra.assignments import from_dict, to_dict
 from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import read_manifest
 from electra.config import PretrainConfig
@@ -19,7 +20,6 @@ from electra.files import read_object
 from electra.reports.glossary import format_interval
 from electra.reproduce.plan import Plan, PlannedRun, Setup, find_digest, require_same
 from electra.reproduce.suite import Row, Suite
-from electra.settings import from_dict, to_dict
 
 LEAST_SEEDS = 3
 """Below, no row is called higher or lower: the interval rests on a spread that is not known."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, require
-from electra.model.heads import ClassifierHead
+from electra.model.task_heads import ClassifierHead
 from electra.tasks.classification import Labelled, read_labels
 from electra.tasks.family import (
     Constant,
@@ -27,7 +27,7 @@ from electra.tasks.family import (
     find_splits,
 )
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_rows
-from electra.text.tables import TableFile, read_table
+from electra.text.tables import TABLE_FORMATS, TableFile, read_table
 from electra.tokenizing.tokenizer import Tokenizer
 
 
@@ -199,12 +199,12 @@ def _find_mistake(choices: Sequence[str], count: int) -> str:
 
 
 def read_swag(data: Path) -> Task:
-    """Return SWAG from its folder: train.csv, val.csv and, if there is one, test.csv.
+    """Return SWAG from its folder: train.csv, val.csv and, if there is one, test.csv, or .parquet.
 
     The context is `sent1`, and a choice is `sent2`, where the second sentence begins, and an
     ending. A test file may lack the labels.
     """
-    files = find_splits(data, (".csv",))
+    files = find_splits(data, TABLE_FORMATS)
     tables = {split: [read_table(path) for path in paths] for split, paths in files.items()}
     endings = {
         table.path: [name for name in table.columns if name.startswith("ending")]

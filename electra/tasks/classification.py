@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, did_you_mean, require
-from electra.model.heads import ClassifierHead, FeatureHead, PairHead
+from electra.model.task_heads import ClassifierHead, FeatureHead, PairHead
 from electra.tasks.family import (
     PLAIN,
     Constant,

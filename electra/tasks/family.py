@@ -17,7 +17,7 @@ from electra.checkpoints.names import Kind
 from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, require
 from electra.tasks.rows import Outputs, Rows, TaskBatch
-from electra.text.streams import STDIN
+from electra.text.streams import BLOCK_BYTES, STDIN, name_other
 from electra.text.tables import TableFile, format_of, stem_of
 from electra.tokenizing.tokenizer import Tokenizer
 
@@ -135,12 +135,18 @@ def find_splits(
         found |= {split: paths} if paths else {}
     if "train" not in found:
         listed = ", ".join(formats) + (f", or name it with {setting}.train" if setting else "")
-        near = "".join(f"; {path.name} is none of these" for path in [*folder.glob("train.*")][:1])
+        near = "".join(f"; {path.name} is {_tell(path)}" for path in [*folder.glob("train.*")][:1])
         raise UserError(f"{data} has no train file; add train with {listed}{near}")
     paths = [path for each in found.values() for path in each]
     twice = [path for path in paths if paths.count(path) > 1]
     require(not twice, f"{', '.join(map(str, twice[:1]))} is of two splits; each has its own file")
     return found
+
+
+def _tell(path: Path) -> str:
+    """Return what a file is that is in none of a task's formats."""
+    with path.open("rb") as file:
+        return name_other(file.read(BLOCK_BYTES)) or "none of these"
 
 
 def find_split(

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from electra.assignments import override_from_toml
 from electra.config import FinetuneConfig, OwnTaskConfig
 from electra.errors import UserError, require, require_choice
 from electra.files import require_regular
-from electra.settings import override_from_toml
 from electra.tasks.choice import MultipleChoice, read_swag
 from electra.tasks.classification import Classification
 from electra.tasks.family import Family, Inputs, Task

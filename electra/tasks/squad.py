@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from electra.config import EncoderConfig, FinetuneConfig, SquadConfig
 from electra.errors import UserError, require
 from electra.files import parse_json, write_json
-from electra.model.heads import UNANSWERABLE_WEIGHT, BeamSpanHead, SpanHead, span_loss
+from electra.model.task_heads import UNANSWERABLE_WEIGHT, BeamSpanHead, SpanHead, span_loss
 from electra.tasks.family import (
     Constant,
     Family,

@@ -7,6 +7,7 @@ entities of every scheme, since a prefix means the same wherever it occurs:
     IOB1    I begins an entity; B does so only directly after another entity of its type
     BIOES   E ends an entity, S is one of a single word; also called IOBES
     BILOU   the same with L and U for E and S
+    BMES    the same as BIOES with M for I, as Chinese sets have it
 
 Entities are written in IOB2: it has the fewest labels of the schemes, so each is learnt from the
 most examples, and transformers' token classifiers and most published files use it.
@@ -27,7 +28,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, did_you_mean, require
-from electra.model.heads import ClassifierHead, FeatureHead
+from electra.model.task_heads import ClassifierHead, FeatureHead
 from electra.tasks.classification import Labelled, order_labels
 from electra.tasks.family import (
     Inputs,
@@ -40,7 +41,14 @@ from electra.tasks.family import (
     name_outputs,
 )
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_words, own_words, pad_rows
-from electra.text.tables import format_of, read_table, read_text_lines, read_texts, require_format
+from electra.text.tables import (
+    TableFile,
+    format_of,
+    read_table,
+    read_text_lines,
+    read_texts,
+    require_format,
+)
 from electra.tokenizing.tokenizer import Tokenizer
 
 LISTS = (".jsonl", ".parquet")
@@ -48,9 +56,11 @@ LISTS = (".jsonl", ".parquet")
 FORMATS = (".txt", ".conll", ".conllu", ".tsv", ".iob", *LISTS)
 FIELDS = ("tokens", "tags")
 """Names of the lists."""
+TAGS = (FIELDS[1], "ner_tags")
+"""Names of the lists of tags, of which the first is taken that is there."""
 DOCUMENT_START = "-DOCSTART-"
 ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
-ENTITY_TAG = re.compile(r"O|[BIESLU](-.+)?")
+ENTITY_TAG = re.compile(r"O|[BIMESLU](-.+)?")
 LIKE_ENTITY = re.compile(r"[BI][-_:./|].+|.+[-_:./|][BI]", re.IGNORECASE)
 """Tags that other programs read as those of entities."""
 MOST_UNSEEN = 0.01
@@ -81,13 +91,13 @@ def find_entities(tags: Sequence[str]) -> list[Entity]:
     ENTITY_TAG matches each tag.
 
     Source: conlleval.pl startOfChunk and endOfChunk; for B after E, and for S, which it does not
-    know, get_entities of seqeval, which does the same elsewhere.
+    know, get_entities of seqeval, which does the same elsewhere. M, which neither knows, is I.
     """
     entities: list[Entity] = []
     before, type_before = "O", ""
     for place, tag in enumerate(tags):
         prefix, entity_type = tag[0], type_of(tag)
-        if prefix in "IEL" and before in "BI" and entity_type == type_before:
+        if prefix in "IMEL" and before in "BIM" and entity_type == type_before:
             entities[-1] = entities[-1]._replace(stop=place + 1)
         elif prefix != "O":
             entities.append(Entity(entity_type, place, place + 1))
@@ -226,7 +236,8 @@ def _lacks_tags(
 ) -> bool:
     """Return whether a test file has fewer columns than train, or tags that are no labels."""
     if format_of(path) in LISTS:
-        cells = [row.get(FIELDS[1]) or [None] for row in read_table(path).rows]
+        table = read_table(path)
+        cells = [row.get(_tags_of(table)) or [None] for row in table.rows]
         return is_unlabelled(
             chain.from_iterable(cell if isinstance(cell, list) else [cell] for cell in cells),
             labels,
@@ -264,7 +275,7 @@ def _check_tags(
         )
         require(
             not has_entities or ENTITY_TAG.fullmatch(tag) is not None,
-            f"{place}: the tag {tag!r} must be O or begin with B-, I-, E-, S-, L- or U-, as "
+            f"{place}: the tag {tag!r} must be O or begin with B-, I-, M-, E-, S-, L- or U-, as "
             "entities' tags do",
         )
         is_entity = has_entities and (tag == "O" or type_of(tag) in types)
@@ -314,7 +325,7 @@ def read_sentences(
 def _read_lists(path: Path, field: str, *, has_tags: bool) -> list[TaggedSentence]:
     table = read_table(path)
     words_of = table.lists(field)
-    tags_of = table.lists(FIELDS[1]) if has_tags else [()] * len(words_of)
+    tags_of = table.lists(_tags_of(table)) if has_tags else [()] * len(words_of)
     sentences = []
     for number, (words, tags) in enumerate(zip(words_of, tags_of, strict=True)):
         require(
@@ -326,6 +337,11 @@ def _read_lists(path: Path, field: str, *, has_tags: bool) -> list[TaggedSentenc
             line = table.lines[number]
             sentences.append(TaggedSentence(list(words), list(tags), [line] * len(words)))
     return sentences
+
+
+def _tags_of(table: TableFile) -> str:
+    """Return the name of the tags' lists; of several columns that hubs have, the entities'."""
+    return next((name for name in TAGS if name in table.columns), TAGS[0])
 
 
 def _find_model(lines: Sequence[str]) -> tuple[int, Callable[[str], list[str]]]:
