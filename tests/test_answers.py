@@ -306,7 +306,7 @@ BLANK = {
     "labels": ("in.txt", "\nin 1912\n \n\n", [1, 3, 4], 4),
     "labels of pairs": ("in.tsv", "one\ttwo\n\t\na\t\n \t \n\tb\n", [1, 3], 4),
     "a number": ("in.jsonl", '{"text": ""}\n\n{"text": "a"}\n', [1], 2),
-    "a number of pairs": ("in.csv", 'one,two\n"",""\na,b\n', [1], 2),
+    "a number of pairs": ("in.csv", 'n,one,two\n7,"",""\n8,a,b\n', [1], 2),
     "tags": ("in.txt", "a boat\n\nin 1912\n", [2], 3),
     "choices": ("in.tsv", "c\t0\t1\t2\n\t\t \t\nx\ta\tb\tc\n", [1], 2),
     "spans": ("in.tsv", "question\tcontext\twhere\n\t\tx\nwho\tthe queen\ty\n", [1], 2),
