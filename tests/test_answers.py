@@ -286,11 +286,28 @@ def test_a_model_trained_in_bfloat16_answers_in_float32_everywhere(tuned, tmp_pa
     )
 
 
+def test_the_precision_of_a_model_is_that_of_its_every_answer(run):
+    """In bfloat16 all answers change by the rounding, and by no more."""
+    exact, rounded = electra.load(run), electra.load(run, precision="bfloat16")
+    answers = [
+        [
+            [word.prob_replaced for words in electra.detect(model, TEXTS) for word in words],
+            [each.prob for each in electra.fill(model, ["the [MASK] sold"], top=1)[0][0]],
+            electra.embed(model, TEXTS).ravel().tolist(),
+            [each.pll / each.num_tokens for each in electra.score(model, TEXTS)],
+        ]
+        for model in (exact, rounded)
+    ]
+    for one, other in zip(*answers, strict=True):
+        assert one != other
+        assert one == pytest.approx(other, abs=0.1)
+
+
 BLANK = {
     "labels": ("in.txt", "\nin 1912\n \n\n", [1, 3, 4], 4),
     "labels of pairs": ("in.tsv", "one\ttwo\n\t\na\t\n \t \n\tb\n", [1, 3], 4),
     "a number": ("in.jsonl", '{"text": ""}\n\n{"text": "a"}\n', [1], 2),
-    "a number of pairs": ("in.csv", 'one,two\n"",""\na,b\n', [1], 2),
+    "a number of pairs": ("in.csv", 'n,one,two\n7,"",""\n8,a,b\n', [1], 2),
     "tags": ("in.txt", "a boat\n\nin 1912\n", [2], 3),
     "choices": ("in.tsv", "c\t0\t1\t2\n\t\t \t\nx\ta\tb\tc\n", [1], 2),
     "spans": ("in.tsv", "question\tcontext\twhere\n\t\tx\nwho\tthe queen\ty\n", [1], 2),

@@ -94,11 +94,14 @@ def write_start(folder, body, tokenizer, embedding_size=32):
 def folders(toy_text, toy_question, toy_tokenizer, tmp_path_factory):
     """Of each body a start, tuned, and what was exported of both."""
     top = tmp_path_factory.mktemp("folders")
-    (top / "pairs").mkdir()
-    for split in ("train", "dev"):
-        rows = (toy_question / f"{split}.tsv").read_text().splitlines()[1:]
-        lines = ["text_a\ttext_b\tlabel", *(f"a boat .\t{row}" for row in rows)]
-        (top / "pairs" / f"{split}.tsv").write_text("\n".join(lines))
+    for name in ("pairs", "numbers"):
+        (top / name).mkdir()
+        for split in ("train", "dev"):
+            rows = (toy_question / f"{split}.tsv").read_text().splitlines()[1:]
+            if name == "numbers":  # a range of 0 to 5
+                rows = [row.replace("woman", "5").replace("other", "0") for row in rows]
+            lines = ["text_a\ttext_b\tlabel", *(f"a boat .\t{row}" for row in rows)]
+            (top / name / f"{split}.tsv").write_text("\n".join(lines))
     for body in BODIES:
         start, encoder = top / body / "start", top / body / "encoder/exported"
         write_start(start, body, toy_tokenizer)
@@ -106,9 +109,11 @@ def folders(toy_text, toy_question, toy_tokenizer, tmp_path_factory):
         settings += [f"pooling={'mean' if body == 'modernbert' else 'cls'}", "sequence_length=24"]
         words = ["finetune", start, "--task", "own", "--seeds", "1", "--set", *settings, "--data"]
         commands = [["export", start, "--onnx", "--int8", toy_text, "--out", encoder]]
-        for name, data in (("classifier", toy_question), ("pairs", top / "pairs")):
+        tables = {"classifier": toy_question, "pairs": top / "pairs", "numbers": top / "numbers"}
+        for name, data in tables.items():
             tuned = top / body / name / "tuned"
-            commands.append([*words, data, "--out", tuned])
+            kind = ["--set", "own.kind=regression"] if name == "numbers" else []
+            commands.append([*words, data, *kind, "--out", tuned])
             commands.append(["export", tuned, "--onnx", "--out", tuned.with_name("exported")])
         for command in commands:
             main([*map(str, command)])
@@ -155,7 +160,8 @@ def ask(environment, cases, folders, top):
     jobs = []
     for client, body in cases:
         folder = "encoder" if client.folder == "generator" else client.folder
-        texts = {"generator": MASKED, "pairs": PAIRS}.get(client.folder, TEXTS)
+        asked = {"generator": MASKED, "pairs": PAIRS, "numbers": PAIRS}
+        texts = asked.get(client.folder, TEXTS)
         jobs.append((str(folders / body / folder), client.code, texts))
     settings = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     settings["PYTHONPATH"] = str(place or "")
@@ -193,6 +199,11 @@ def test_clients_answer_as_we_do(environment, folders, tmp_path):
             ours = electra.embed(model, TEXTS)
             assert np.abs(ours).mean() > 0.1
             assert np.array(means) == pytest.approx(ours, **exact), where
+        elif client.folder == "numbers":
+            records = [{"text_a": one, "text_b": other} for one, other in PAIRS]
+            tuned = electra.load(folders / body / client.folder / "tuned")
+            ours = [each["prediction"] for each in electra.predict(tuned, records)]
+            assert found == pytest.approx(ours, **exact), where
         elif client.folder in ("classifier", "pairs"):
             records = [{"text": text} for text in TEXTS]
             if client.folder == "pairs":

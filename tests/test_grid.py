@@ -3,9 +3,10 @@
 import json
 import shutil
 import statistics
+import warnings
 
 import pytest
-from commands import refuse_command, succeed
+from commands import succeed
 from refusals import refuse
 from tasks import PowerCut, cut_at, ignore, small_finetune
 
@@ -142,4 +143,9 @@ def test_the_verb(start, toy_question, tmp_path, capsys):
     assert f"note: {CHOSEN_ON_DEV}" in told
     assert lines[-1] == f"next: electra predict {tmp_path}/out/{best} --input FILE"
     words = "report", tmp_path / "out", "--out", tmp_path / "report.html"
-    refuse_command(f"take one of them: {tmp_path}/out/{best}", capsys, *words)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        _, told = succeed(capsys, *words)
+    assert f"its best fine-tuning on dev is {tmp_path}/out/{best}" in told
+    score = json.loads((tmp_path / "out" / best / "results.json").read_text())["median"]
+    assert f"{score:.3f}" in (tmp_path / "report.html").read_text()

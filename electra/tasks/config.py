@@ -55,7 +55,8 @@ class OwnTaskConfig(Settings):
     .tsv."""
     metric: Literal["accuracy", "f1", "mcc", "spearman", "pearson"] | None = None
     """Headline metric. Unset: the first metric of the kind in OWN_METRICS. All metrics of the kind
-    are reported. f1: of two labels that of the last in the alphabet, else the mean over labels."""
+    are reported. f1: with two labels, that of the last one (numbers by value, names by the
+    alphabet); otherwise the macro average."""
 
     section = "own."
     needs = (
