@@ -90,6 +90,27 @@ def test_a_run_goes_on_by_its_own_command(capsys, folder, tmp_path):
     assert json.loads((tmp_path / "a run/results.json").read_text())["steps"] == 30
 
 
+def test_a_held_out_part_too_small_to_measure_is_told(capsys, folder, toy_text, tmp_path):
+    words = ["prepare", toy_text, "--tokenizer", folder / "vocabulary", "--out"]
+    said = " ".join(succeed(capsys, *words, tmp_path / "a").err.split())
+    assert "too few to compare losses by (20,000 or more are enough)" in said
+    assert "--set heldout_prob=0.1 holds out about" in said
+    said = succeed(capsys, *words, tmp_path / "b", "--set", "heldout_prob=0").err
+    assert "too few" not in said
+    lines = tmp_path / "long.txt"
+    lines.write_text("".join(f"the queen sold {number}\n\n" for number in range(9000)))
+    words = ["prepare", lines, "--tokenizer", folder / "vocabulary", "--out", tmp_path / "c"]
+    assert "too few" not in succeed(capsys, *words, "--set", "heldout_prob=0.9", "workers=1").err
+
+
+def test_links_out_of_a_folder_are_noted(capsys, toy_text, tmp_path):
+    corpus = write_files(tmp_path / "corpus", {"a.txt": toy_text.read_text()})
+    (corpus / "b.txt").symlink_to(toy_text)
+    words = ["tokenizer", corpus, "--out", tmp_path / "v", "--set", "vocab_size=120"]
+    said = " ".join(succeed(capsys, *words).err.split())
+    assert f"through links: {corpus}/b.txt (a link to {toy_text.resolve()})" in said
+
+
 def run_child(*words, **options):
     command = [sys.executable, "-m", "electra", *map(str, words)]
     return subprocess.run(command, **{"stderr": subprocess.PIPE, "text": True, **options})
@@ -152,6 +173,12 @@ MISTAKES = [
     ("inspect run hello", "inspect has no use for 'hello'; electra inspect --help says"),
     ("pretran shards", 'Did you mean "pretrain"?'),
     ("pretrain shards --uot OUT", "Did you mean --out?"),
+    ("pretrain shards --out OUT --learning_rate 3e-5", "--set optimizer.learning_rate=VALUE"),
+    ("pretrain shards --out OUT --per-device-train-batch-size=8", "--set train.batch_size=VALUE"),
+    (f"{TUNE} --learning_rate=3e-5", "it is a setting: --set learning_rate=VALUE"),
+    (f"{TUNE} --num_train_epochs 3", "it is a setting: --set epochs=VALUE"),
+    ("prepare TEXT --line_by_line --tokenizer v --out OUT", "--set border=VALUE"),
+    ("tokenizer http://ann:SECRET@localhost:1/x --out OUT", "http://ann:***@localhost:1/x cannot"),
     ("pretrain shards --out OUT --preset smal", "did you mean 'small'?"),
     ("pretrain shards --out OUT --preset ''", "unknown preset ''"),
     ("pretrain shards --set train.stpes=3", "'train.stpes'; did you mean 'steps'?"),

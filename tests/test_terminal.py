@@ -3,10 +3,11 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from rich.cells import cell_len
 from rich.text import Text
 
-from electra.errors import command
+from electra.errors import UserError, command
 from electra.reports.tokens import TokenView
 from electra.terminal.live import BEFORE, Display, Progress, format_passes, record_line
 from electra.terminal.printing import (
@@ -16,6 +17,7 @@ from electra.terminal.printing import (
     print_plan,
     print_table,
     print_tokens,
+    printable,
 )
 
 MEASURES = {
@@ -157,6 +159,18 @@ def test_a_name_is_never_an_option_of_the_next_command():
     assert command("export", Path("-a b"), "-t", Path("--c"), "--out", "-") == (
         "electra export './-a b' ./-t ./--c --out ./-"
     )
+
+
+@pytest.mark.parametrize("url", ["http://ann:SE@CRET@host/x", "s3:/:SECRET@host", "a://b:S:E@c"])
+def test_no_password_of_a_url_is_printed(capsys, url):
+    print_done(f"wrote {url}", command("prepare", url, "--out", "shards"))
+    print_note(f"{url} is slow")
+    print_error(str(UserError(f"no file {url}")))
+    said = "".join(capsys.readouterr())
+    assert said.count(":***@") == 4
+    assert "SE" not in said
+    plain = "http://host:80/a@b, 12:30 ann@host"
+    assert printable(plain) == plain
 
 
 def test_progress_says_how_much_is_left(capsys, monkeypatch):

@@ -75,6 +75,23 @@ app.register_install_completion_command(
 
 DASHED = (["detect"], ["fill"])
 """Verbs whose argument is a text."""
+SPELLINGS = {
+    "num_train_epochs": "epochs",
+    "max_seq_length": "sequence_length",
+    "max_length": "sequence_length",
+    "per_device_train_batch_size": "batch_size",
+    "train_batch_size": "batch_size",
+    "gradient_accumulation_steps": "accumulation",
+    "max_steps": "steps",
+    "num_train_steps": "steps",
+    "mlm_probability": "mask_prob",
+    "save_steps": "save_every",
+    "logging_steps": "log_every",
+    "bf16": "precision",
+    "warmup_ratio": "warmup_fraction",
+    "line_by_line": "border",
+}
+"""Options of run_mlm.py and run_glue.py, and the settings that they are here."""
 BROKEN_PIPE = 141
 """128 + SIGPIPE, as shells tell it."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -200,7 +217,12 @@ def _explain(error: CycloptsError, words: Sequence[str]) -> str:
         return f"{verb} has no use for {left!r}; electra {verb} --help says what it takes"
     if isinstance(error, CoercionError) and error.target_type is timedelta and error.token:
         return f"{error.token.keyword} takes a time such as 90m or 3h, not {error.token.value!r}"
-    hint = _hint_at_dash(words) if isinstance(error, UnknownOptionError) else ""
+    if not isinstance(error, UnknownOptionError):
+        return said
+    if setting := _find_setting(error):
+        option = error.token.keyword or error.token.value
+        return f"unknown option {option}; it is a setting: --set {setting}=VALUE"
+    hint = _hint_at_dash(words)
     return said.rstrip(".") + hint if hint else said
 
 
@@ -221,6 +243,18 @@ def _hint_at_dash(words: Sequence[str]) -> str:
     if dashed and words[:1] in DASHED:
         return "; put -- before a text that begins with -"
     return f"; a name that begins with - is written ./{dashed}" if dashed else ""
+
+
+def _find_setting(error: UnknownOptionError) -> str:
+    """Return the setting of a verb that an option of another program is here, or ""."""
+    option = str(error.token.keyword or error.token.value).lstrip("-").partition("=")[0]
+    option = option.replace("-", "_").lower()
+    for argument in error.argument_collection:
+        if argument.name == "--set" and (complete := argument.parameter.completer):
+            settings: list[str] = [name.rstrip("=") for name in complete(None)]
+            names = {name.rpartition(".")[2]: name for name in reversed(settings)}
+            return names.get(SPELLINGS.get(option, option), "")
+    return ""
 
 
 def _print_warnings_as_notes() -> None:
