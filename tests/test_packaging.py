@@ -2,8 +2,13 @@
 
 import importlib
 import inspect
+import json
+import os
 import re
 import shlex
+import socket
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -46,13 +51,16 @@ def test_the_command_is_where_the_package_says():
 
 def test_the_container_serves_as_an_ordinary_user():
     (entry,), (given,) = read_lines("ENTRYPOINT"), read_lines("CMD")
-    words = [*shlex.split(entry.strip("[]").replace(",", "")), *shlex.split(given.strip("[]"))]
-    assert words.pop(0) in PROJECT["scripts"]
+    shell, option, line, _ = json.loads(entry)
+    assert (shell, option) == ("sh", "-c")
+    (setting,) = read_lines("ENV")
+    words = shlex.split(line.replace("$PORT", setting.partition("=")[2]))
+    assert (words.pop(0), words.pop(0), words.pop()) == ("exec", "electra", "$@")
+    words += json.loads(given)
     _, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
     assert bound.arguments["host"] == "0.0.0.0"
-    port = inspect.signature(serve).parameters["port"].default
-    assert read_lines("EXPOSE") == [str(port)]
-    assert f"http://127.0.0.1:{port}/ready" in read_lines("HEALTHCHECK")[0]
+    assert bound.arguments["port"] == inspect.signature(serve).parameters["port"].default
+    assert read_lines("EXPOSE") == ["$PORT"]
     (user,) = read_lines("USER")
     assert f"useradd --create-home {user}" in DOCKERFILE
     copied = [each for line in read_lines("COPY") for each in line.split()[:-1]]
@@ -62,3 +70,20 @@ def test_the_container_serves_as_an_ordinary_user():
     python = tuple(map(int, re.search(r"python:(\d+)\.(\d+)", image).groups()))
     oldest = PROJECT["requires-python"].removeprefix(">=")
     assert python >= tuple(map(int, oldest.split(".")))
+
+
+def test_the_health_check_of_the_container_follows_the_port():
+    check = json.loads(read_lines("HEALTHCHECK")[0].partition("CMD ")[2])
+    line = check[-1].replace("python -c", f"{sys.executable} -c")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        asked = subprocess.Popen([*check[:-1], line], env={**os.environ, "PORT": str(port)})
+        connection, _ = server.accept()
+        with connection:
+            assert connection.recv(100).startswith(b"GET /ready HTTP/1.1")
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        assert asked.wait(60) == 0
+    refused = subprocess.run(
+        [*check[:-1], line], env={**os.environ, "PORT": str(port)}, stderr=subprocess.DEVNULL
+    )
+    assert refused.returncode != 0

@@ -24,8 +24,13 @@ class Answers(NamedTuple):
     """The answers to a list of records, in order, as of `Family.describe_answers`."""
 
     records: list[dict[str, Any]]
-    num_cut: int
-    """Records that were longer than the model's rows and were cut."""
+    is_cut: Sequence[bool]
+    """Whether each record was longer than the model's rows and was cut."""
+
+    @property
+    def num_cut(self) -> int:
+        """Records that were cut."""
+        return sum(self.is_cut)
 
 
 @dataclass(frozen=True)
@@ -57,12 +62,12 @@ class FinetunedModel:
         """Return the answers to parsed records, as `answer`."""
         family = self.network.family
         if not examples:
-            return Answers([], 0)
+            return Answers([], [])
         rows = family.encode(examples, self.tokenizer, self.sequence_length)
         outputs = run_network(self.network, rows, self.machine.device, progress)
         for values in outputs.values():
             require_numbers(values)
-        return Answers(family.describe_answers(rows, outputs), rows.num_cut)
+        return Answers(family.describe_answers(rows, outputs), rows.is_cut)
 
 
 def load_model(finetuned: Finetuned, machine: Machine | None = None) -> FinetunedModel:
