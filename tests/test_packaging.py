@@ -6,11 +6,14 @@ import json
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 import electra
 from electra.cli import app
@@ -20,6 +23,8 @@ ROOT = Path(electra.__file__).parent.parent
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = SETTINGS["project"]
 ARTEFACTS = (ROOT / "docs" / "ARTEFACTS.md").read_text()
+SERVING = (ROOT / "docs" / "SERVING.md").read_text()
+NGINX = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
 
 
@@ -87,3 +92,42 @@ def test_the_health_check_of_the_container_follows_the_port():
         [*check[:-1], line], env={**os.environ, "PORT": str(port)}, stderr=subprocess.DEVNULL
     )
     assert refused.returncode != 0
+
+
+def read_sample(language):
+    """The one block of a language in the page about the service."""
+    (sample,) = re.findall(rf"^```{language}\n(.*?)^```", SERVING, re.MULTILINE | re.DOTALL)
+    return sample
+
+
+@pytest.mark.skipif(not NGINX or not shutil.which("openssl"), reason="no nginx or no openssl here")
+def test_nginx_takes_the_sample(tmp_path):
+    sample = read_sample("nginx")
+    pair = re.findall(r"ssl_certificate(?:_key)? (.*);", sample)
+    for name, own in zip(pair, ("cert", "key"), strict=True):
+        sample = sample.replace(name, str(tmp_path / own))
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=a"]
+    words += ["-out", str(tmp_path / "cert"), "-keyout", str(tmp_path / "key")]
+    subprocess.run(words, check=True, capture_output=True)
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    places = "".join(f"{each}_temp_path {tmp_path / each};\n" for each in kinds)
+    whole = f"pid {tmp_path / 'pid'};\nevents {{}}\nhttp {{\n{places}access_log off;\n{sample}}}\n"
+    (tmp_path / "nginx.conf").write_text(whole)
+    words = [NGINX, "-t", "-p", tmp_path, "-c", tmp_path / "nginx.conf"]
+    checked = subprocess.run([*words, "-e", "stderr"], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+    assert "[warn]" not in checked.stderr
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd here")
+def test_systemd_takes_the_sample(tmp_path):
+    sample = read_sample("ini")
+    (line,) = re.findall(r"^ExecStart=(.*)$", sample, re.MULTILINE)
+    program, *words = line.split()
+    _, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+    assert bound.arguments["token_file"].name == "token"
+    (tmp_path / "electra.service").write_text(sample.replace(program, "/bin/true"))
+    words = ["systemd-analyze", "verify", "--man=no", str(tmp_path / "electra.service")]
+    checked = subprocess.run(words, capture_output=True, text=True)
+    own = [each for each in checked.stderr.splitlines() if "electra.service" in each]
+    assert (checked.returncode, own) == (0, []), checked.stderr
