@@ -8,8 +8,10 @@ COPY pyproject.toml README.md LICENSE /source/
 COPY electra /source/electra
 RUN pip install --no-cache-dir "/source[serve]" && rm -r /source && useradd --create-home electra
 USER electra
-EXPOSE 8000
-HEALTHCHECK --start-period=60s CMD ["python", "-c", \
-    "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/ready')"]
-ENTRYPOINT ["electra", "serve", "--host", "0.0.0.0"]
+# -e PORT=9000 serves another port, which the health check follows.
+ENV PORT=8000
+EXPOSE $PORT
+HEALTHCHECK --start-period=60s CMD ["sh", "-c", \
+    "python -c \"from urllib.request import urlopen; urlopen('http://127.0.0.1:$PORT/ready')\""]
+ENTRYPOINT ["sh", "-c", "exec electra serve --host 0.0.0.0 --port $PORT \"$@\"", "serve"]
 CMD ["/models/run"]

@@ -2,10 +2,18 @@
 
 import importlib
 import inspect
+import json
+import os
 import re
 import shlex
+import shutil
+import socket
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 import electra
 from electra.cli import app
@@ -15,6 +23,8 @@ ROOT = Path(electra.__file__).parent.parent
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = SETTINGS["project"]
 ARTEFACTS = (ROOT / "docs" / "ARTEFACTS.md").read_text()
+SERVING = (ROOT / "docs" / "SERVING.md").read_text()
+NGINX = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
 
 
@@ -46,13 +56,16 @@ def test_the_command_is_where_the_package_says():
 
 def test_the_container_serves_as_an_ordinary_user():
     (entry,), (given,) = read_lines("ENTRYPOINT"), read_lines("CMD")
-    words = [*shlex.split(entry.strip("[]").replace(",", "")), *shlex.split(given.strip("[]"))]
-    assert words.pop(0) in PROJECT["scripts"]
+    shell, option, line, _ = json.loads(entry)
+    assert (shell, option) == ("sh", "-c")
+    (setting,) = read_lines("ENV")
+    words = shlex.split(line.replace("$PORT", setting.partition("=")[2]))
+    assert (words.pop(0), words.pop(0), words.pop()) == ("exec", "electra", "$@")
+    words += json.loads(given)
     _, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
     assert bound.arguments["host"] == "0.0.0.0"
-    port = inspect.signature(serve).parameters["port"].default
-    assert read_lines("EXPOSE") == [str(port)]
-    assert f"http://127.0.0.1:{port}/ready" in read_lines("HEALTHCHECK")[0]
+    assert bound.arguments["port"] == inspect.signature(serve).parameters["port"].default
+    assert read_lines("EXPOSE") == ["$PORT"]
     (user,) = read_lines("USER")
     assert f"useradd --create-home {user}" in DOCKERFILE
     copied = [each for line in read_lines("COPY") for each in line.split()[:-1]]
@@ -62,3 +75,59 @@ def test_the_container_serves_as_an_ordinary_user():
     python = tuple(map(int, re.search(r"python:(\d+)\.(\d+)", image).groups()))
     oldest = PROJECT["requires-python"].removeprefix(">=")
     assert python >= tuple(map(int, oldest.split(".")))
+
+
+def test_the_health_check_of_the_container_follows_the_port():
+    check = json.loads(read_lines("HEALTHCHECK")[0].partition("CMD ")[2])
+    line = check[-1].replace("python -c", f"{sys.executable} -c")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        asked = subprocess.Popen([*check[:-1], line], env={**os.environ, "PORT": str(port)})
+        connection, _ = server.accept()
+        with connection:
+            assert connection.recv(100).startswith(b"GET /ready HTTP/1.1")
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        assert asked.wait(60) == 0
+    refused = subprocess.run(
+        [*check[:-1], line], env={**os.environ, "PORT": str(port)}, stderr=subprocess.DEVNULL
+    )
+    assert refused.returncode != 0
+
+
+def read_sample(language):
+    """The one block of a language in the page about the service."""
+    (sample,) = re.findall(rf"^```{language}\n(.*?)^```", SERVING, re.MULTILINE | re.DOTALL)
+    return sample
+
+
+@pytest.mark.skipif(not NGINX or not shutil.which("openssl"), reason="no nginx or no openssl here")
+def test_nginx_takes_the_sample(tmp_path):
+    sample = read_sample("nginx")
+    pair = re.findall(r"ssl_certificate(?:_key)? (.*);", sample)
+    for name, own in zip(pair, ("cert", "key"), strict=True):
+        sample = sample.replace(name, str(tmp_path / own))
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=a"]
+    words += ["-out", str(tmp_path / "cert"), "-keyout", str(tmp_path / "key")]
+    subprocess.run(words, check=True, capture_output=True)
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    places = "".join(f"{each}_temp_path {tmp_path / each};\n" for each in kinds)
+    whole = f"pid {tmp_path / 'pid'};\nevents {{}}\nhttp {{\n{places}access_log off;\n{sample}}}\n"
+    (tmp_path / "nginx.conf").write_text(whole)
+    words = [NGINX, "-t", "-p", tmp_path, "-c", tmp_path / "nginx.conf"]
+    checked = subprocess.run([*words, "-e", "stderr"], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+    assert "[warn]" not in checked.stderr
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd here")
+def test_systemd_takes_the_sample(tmp_path):
+    sample = read_sample("ini")
+    (line,) = re.findall(r"^ExecStart=(.*)$", sample, re.MULTILINE)
+    program, *words = line.split()
+    _, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+    assert bound.arguments["token_file"].name == "token"
+    (tmp_path / "electra.service").write_text(sample.replace(program, "/bin/true"))
+    words = ["systemd-analyze", "verify", "--man=no", str(tmp_path / "electra.service")]
+    checked = subprocess.run(words, capture_output=True, text=True)
+    own = [each for each in checked.stderr.splitlines() if "electra.service" in each]
+    assert (checked.returncode, own) == (0, []), checked.stderr

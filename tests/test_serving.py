@@ -4,11 +4,14 @@ import asyncio
 import contextlib
 import gzip
 import json
+import os
 import random
 import re
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import asdict
@@ -106,8 +109,9 @@ def prepare_requests(run, tuned, texts):
         how = {"layer": 1 + number % 3 // 2, "pooling": ("mean", "cls")[number % 2]}
         embedded = embed(discriminator, [text], **how).tolist()
         add("run/embed", {"texts": [text], **how}, embedded)
-        answers = model.answer([{"text": text}]).records
-        add("tuned/predict", {"records": [{"text": text}]}, answers)
+        answers = model.answer([{"text": text}])
+        cut = [{**answers.records[0], "is_cut": answers.num_cut == 1}]
+        add("tuned/predict", {"records": [{"text": text}]}, cut)
         how = {"mask_prob": 0.3, "seed": number}
         drawn = draw_picture(generator, [discriminator], text, **how)
         picture = {"judges": ["run"], "tokens": drawn.tokens, "num_cut": drawn.num_cut}
@@ -139,7 +143,9 @@ def test_answers_are_those_of_the_library_whatever_is_computed_with_them(run, tu
     asyncio.run(check_all(port, requests, 64))
     _, _, metrics = ask(port, "GET", "/metrics")
     counted = dict(line.rsplit(" ", 1) for line in metrics.decode().splitlines() if line[0] != "#")
-    assert float(counted['electra_requests_total{status="200",verb="detect"}']) >= 40
+    name = 'electra_requests_total{model="%s",status="200",verb="%s"}'
+    assert float(counted[name % ("run", "detect")]) >= 40
+    assert float(counted[name % ("tuned", "predict")]) >= 40
     assert float(counted["electra_batch_items_sum"]) > float(counted["electra_batch_items_count"])
 
 
@@ -156,17 +162,23 @@ def post(body=GOOD, path=DETECT, kind="application/json", host="127.0.0.1", meth
 
 CHUNK = b"100000\r\n" + b"x" * (1 << 20) + b"\r\n"
 CHUNKED = "Transfer-Encoding: chunked\r\n"
-ONE_HOST, LONG_HEAD = "must name one host", "headers of more than 65536 bytes"
+ONE_CHUNK = post(b"10\r\n" + GOOD + b"\r\n0\r\n\r\n", more=CHUNKED)
+LONG_HEAD = "headers of more than 65536 bytes"
 BODIES = [
-    ("run/detect", b"texts", 422, "the body is not JSON: Expecting value"),
-    ("run/detect", b"[" * 200_000, 400, "error parsing the body"),
-    ("run/detect", b'{"texts": ["\xff\xfe"]}', 400, "error parsing the body"),
-    ("run/detect", b'{"texts": [' + b"9" * 9999 + b"]}", 400, "error parsing the body"),
+    ("run/detect", b"texts", 422, "the body: not valid JSON: Expecting value"),
+    ("run/detect", b"[" * 200_000, 422, "the body: JSON that is nested too deeply"),
+    ("run/detect", b'{"texts": ["\xff\xfe"]}', 422, "the body: not UTF-8"),
+    ("run/detect", b'{"texts": [' + b"9" * 9999 + b"]}", 422, "a number of too many digits"),
+    ("tuned/predict", b'{"records": [{"n": %s}]}' % (b"9" * 9999), 422, "of too many digits"),
+    ("run/detect", b'{"texts": ["a"], "texts": ["b"]}', 422, "'texts' has two values"),
+    ("tuned/predict", b'{"records": [{"text": "", "text": 1}]}', 422, "'text' has two values"),
+    ("run/detect", b'{"texts": ["a"], "top": 5}', 422, "unknown field 'top'; choose from texts"),
+    ("run/fill", b'{"texts": ["a"], "tip": 5}', 422, "unknown field 'tip'; did you mean 'top'?"),
     ("run/detect", b"[]", 422, "must be a JSON object"),
     ("run/detect", b"{}", 422, "texts: Field required"),
     ("run/detect", b'{"texts": []}', 422, "at least 1 item"),
     ("run/detect", b'{"texts": [1]}', 422, "texts.0: Input should be a valid string"),
-    ("run/detect", b'{"texts": ["\\ud800"]}', 422, "texts.0: "),
+    ("run/detect", b'{"texts": ["\\ud800"]}', 422, "texts.0: a text has an unpaired"),
     ("run/detect", b'{"texts": ["a"%s]}' % (b', "a"' * 64), 422, "65 texts; a request may have 64"),
     ("run/detect", b'{"texts": ["%s"]}' % (b"a" * 20_001), 422, "it may have 20000"),
     ("run/detect", b" " * ((1 << 20) + 1), 413, "bytes; it may have 1048576"),
@@ -182,13 +194,13 @@ BODIES = [
     ("tuned/predict", b'{"records": [{"text": ""}, {}]}', 422, "record 2: no 'text'"),
     ("tuned/predict", b'{"records": [{"text": "\\udfff"}]}', 422, "unpaired surrogate"),
     ("run/picture", b'{"text": "a", "positions": [1]}', 422, "no token [1]: the text has 1"),
-    ("run/picture", b'{"text": "a", "mask_prob": NaN}', 422, "mask_prob"),
+    ("run/picture", b'{"text": "a", "mask_prob": NaN}', 422, "'NaN' is no finite"),
     ("run/picture", b'{"text": "a", "seed": 4294967296}', 422, "seed"),
     ("run/picture", b'{"text": "a", "beside": ["tuned"]}', 404, "tuned cannot detect"),
 ]
 WRONG = [(post(body, f"/models/{path}"), *rest) for path, body, *rest in BODIES] + [
     (post(kind="text/plain"), 422, "sent with Content-Type: application/json"),
-    (post(gzip.compress(GOOD), more="Content-Encoding: gzip\r\n"), 400, "error parsing"),
+    (post(gzip.compress(GOOD), more="Content-Encoding: gzip\r\n"), 422, "not UTF-8"),
     (post(method="GET"), 405, "Method Not Allowed; GET /docs lists"),
     (post(b"", "/models/rum/curves", method="GET"), 404, "no model 'rum'"),
     (post(b"").replace(b"Length: 0", b"Length: 999999999999"), 413, "bytes; it may have 1048576"),
@@ -196,16 +208,19 @@ WRONG = [(post(body, f"/models/{path}"), *rest) for path, body, *rest in BODIES]
     (post(host="example.org"), 400, "this service is not 'example.org'"),
     (post(host="127.0.0.1, example.org"), 400, "this service is not"),
     (post(host="example.org@127.0.0.1"), 400, "this service is not"),
-    (b"GET /models HTTP/1.1\r\n\r\n", 400, "this service is not ''"),
-    (post(more="Host: 127.0.0.1\r\n"), 400, ONE_HOST),
-    (post(more="Host: example.org\r\n"), 400, ONE_HOST),
-    (post(path="http://example.org/models"), 400, ONE_HOST),
-    (post(path="127.0.0.1:80", method="CONNECT"), 400, ONE_HOST),
-    (post(more="Content-Length: 3\r\n"), 400, "Duplicate Content-Length"),
-    (post(more=f"Content-Length: 3\r\n{CHUNKED}"), 400, "Transfer-Encoding can't be"),
-    (post(more=f"{CHUNKED}Content-Length: 3\r\n"), 400, "Content-Length can't be"),
-    (post(more=CHUNKED * 2), 400, "Invalid `Transfer-Encoding`"),
-    (post(b"zz\r\n", more=CHUNKED), 400, "Invalid character in chunk size"),
+    (b"GET /models HTTP/1.1\r\n\r\n", 400, "Missing mandatory Host"),
+    (b"GET /models HTTP/1.0\r\n\r\n", 400, "this service is not ''"),
+    (post(more="Host: 127.0.0.1\r\n"), 400, "multiple Host"),
+    (post(more="Host: example.org\r\n"), 400, "multiple Host"),
+    (post(path="http://example.org/models"), 404, "Not Found"),
+    (post(path="127.0.0.1:80", method="CONNECT"), 404, "Not Found"),
+    (post(more="Content-Length: 3\r\n"), 400, "conflicting Content-Length"),
+    (ONE_CHUNK.replace(b"Tr", b"Content-Length: 3\r\nTr", 1), 400, "not both"),
+    (ONE_CHUNK.replace(b"d\r\n", b"d\r\nContent-Length: 3\r\n", 1), 400, "not both"),
+    (post(more=CHUNKED * 2), 400, "multiple Transfer-Encoding"),
+    (post(more="Transfer-Encoding: gzip\r\n"), 400, "Only Transfer-Encoding: chunked"),
+    (post(b"zz\r\n", more=CHUNKED), 400, "illegal chunk header"),
+    (post(host="a\0b"), 400, "illegal header line"),
     (post(more=f"X: {'a' * 70_000}\r\n"), 431, LONG_HEAD),
     (post(more="a: b\r\n" * 12_000), 431, LONG_HEAD),
     (post(path="/" + "a" * 70_000), 431, LONG_HEAD),
@@ -228,7 +243,6 @@ def test_wrong_requests_have_one_clear_line(port, wrong, expected, line):
     [
         post(host="LocalHost:80"),
         post(host="[::1]:80"),
-        post(path=f"http://127.0.0.1{DETECT}"),
         post(b"10\r\n" + GOOD + b"\r\n0\r\na: b\r\n\r\n", more=CHUNKED),
         post().replace(b"1.1", b"1.0", 1),
         post(more=f"X: {'a' * 60_000}\r\n"),
@@ -240,7 +254,7 @@ def test_unusual_requests_are_answered(port, request_):
 
 
 def test_what_is_not_http_is_refused_and_the_service_goes_on(port):
-    for garbage in (b"\x16\x03\x01\x02\x00" * 40, b"GET\r\n\r\n", b"POST / HTTP/9.9\r\n\r\n"):
+    for garbage in (b"\x16\x03\x01\x02\x00" * 40, b"GET\r\n\r\n", b"POST / HTTP/99.9\r\n\r\n"):
         status, _, answer = ask_raw(port, garbage)
         assert (status, list(answer)) == (400, ["error"])
     with socket.create_connection(("127.0.0.1", port)) as connection:
@@ -290,6 +304,70 @@ def test_slow_and_endless_requests_end_and_idle_connections_make_room(run):
         assert read_end(waiting[0]) == b""
 
 
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize("request_", [HEALTH, post(), ONE_CHUNK], ids=["get", "post", "chunked"])
+def test_requests_before_garbage_are_answered(run, capfd, request_):
+    """And garbage costs no traceback."""
+    with served(run) as (_, port):
+        for count in (1, 2, 20, 300):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(request_ * count + b"garbage\r\n\r\n")
+                answers = read_end(client)
+            assert answers.count(b"HTTP/1.1 200 ") == count
+            assert answers.count(b"HTTP/1.1 400 ") == 1
+        for data in (request_ * 50, request_ * 3 + b"GET /x", request_ + b"x" * (1 << 17)):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(data)  # and gone
+        assert ask(port, "GET", "/health")[0] == 200
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("request_", [HEALTH, post()], ids=["get", "post"])
+def test_a_client_that_sends_faster_than_it_is_answered_is_not_read_on(run, request_):
+    """It is answered as fast as others are, and takes no memory."""
+    with served(run) as (process, port), contextlib.ExitStack() as stack:
+        before, many = read_memory(process.pid), request_ * 2000
+        clients = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(4)
+        ]
+        for client in clients:
+            client.setblocking(False)
+        num_sent, num_read, end = 0, 0, time.monotonic() + 8
+        while time.monotonic() < end:
+            for client in clients:
+                with contextlib.suppress(BlockingIOError):
+                    num_sent += client.send(many)
+                with contextlib.suppress(BlockingIOError):
+                    num_read += len(client.recv(1 << 20))
+        assert min(num_read, num_sent) > 1 << 14
+        assert read_memory(process.pid) - before < 50 << 20
+        assert ask(port, "GET", "/health")[0] == 200
+
+
+def test_strangers_cannot_use_up_the_requests(run, monkeypatch):
+    """Whoever has no token leaves answers unread, or bodies unsent."""
+    token = "a-secret-of-sufficient-length"
+    monkeypatch.setenv("ELECTRA_TOKEN", token)
+    head = f"Host: a\r\nAuthorization: Bearer {token}\r\n"
+    page, docs, wrong = (f"{each} HTTP/1.1\r\nHost: a\r\n" for each in OPEN_REQUESTS)
+    with served(run, limits=["max_requests=2"]) as (_, port), contextlib.ExitStack() as stack:
+        for begin in (
+            [page + "\r\n"] * 6,
+            [docs + "Content-Length: 9\r\n\r\n"],
+            [wrong + "\r\n"] * 99,
+        ):
+            for _ in range(8):
+                client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.sendall("".join(begin).encode() * 40)
+        assert ask_raw(port, f"GET /models HTTP/1.1\r\n{head}\r\n".encode())[0] == 200
+
+
+OPEN_REQUESTS = ("GET /", "POST /docs", "GET /models")
+
+
 def test_text_that_looks_like_anything_is_text(port):
     texts = ["<script>alert(1)</script>", "🙂 ‮abc‬", "a\u200bb\u200d", "\0\x07", "{{7*7}}", ""]
     status, _, answer = ask(port, "POST", "/models/run/detect", {"texts": texts})
@@ -311,6 +389,7 @@ def test_models_curves_and_the_interface_are_described(port, run):
     ]
     assert models[0]["step"] == models[0]["steps"] == 12
     assert models[1]["labels"] == ["other", "woman"]
+    assert models[1]["examples"] == [{"text": "the chef cooked the meal"}]
     curves = get("/models/run/curves")
     lines = (run / "metrics.jsonl").read_text().splitlines()
     assert curves["records"] == [json.loads(line) for line in lines]
@@ -417,7 +496,7 @@ def test_busy_services_refuse_with_429(run):
 
 def test_what_nobody_waits_for_is_not_computed(run):
     request = post(json.dumps({"texts": [" ".join(WORDS * 100)] * 32}).encode())
-    counted = rb'electra_requests_total{status="([0-9]+)",verb="detect"} (.*)'
+    counted = rb'electra_requests_total{model="run",status="([0-9]+)",verb="detect"} (.*)'
     with served(run, limits=["batch_items=1"]) as (_, port):
         for _ in range(8):
             with socket.create_connection(("127.0.0.1", port)) as client:
@@ -477,6 +556,68 @@ def test_other_machines_need_a_token(run, capsys, monkeypatch):
         described = ask(port, "GET", "/openapi.json")[2]
         assert described["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
         assert ask(port, "GET", "/health")[0] == 200
+
+
+def test_a_token_may_be_in_a_file(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("ELECTRA_TOKEN", raising=False)
+    token, file = "a-secret-of-sufficient-length", tmp_path / "token"
+    with_file = ("serve", run, "--token-file", file)
+    refuse_command("cannot read", capsys, *with_file)
+    for content in ("short\n", f"{token}\n{token}\n", "", "é" * 20):
+        file.write_text(content)
+        refuse_command(f"{file} must have at least 16 printable ASCII", capsys, *with_file)
+    file.write_bytes(b"\xff" * 20)
+    refuse_command("not UTF-8", capsys, *with_file)
+    file.write_text(token + "\n")
+    with served(run, "--host", "0.0.0.0", "--token-file", file) as (_, port):
+        for given, expected in ((token, 200), (f"{token}x", 401)):
+            request = f"GET /models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {given}\r\n\r\n"
+            assert ask_raw(port, request.encode())[0] == expected
+    monkeypatch.setenv("ELECTRA_TOKEN", token)
+    refuse_command("are both given; leave one out", capsys, *with_file)
+
+
+def test_texts_of_the_dev_set_are_shown_if_asked_for(tuned, toy_question, port):
+    dev = (toy_question / "dev.tsv").read_text()
+    own = ask(port, "GET", "/models")[2][1]["examples"]
+    assert [each["text"] in dev for each in own] == [False]
+    assert ask(port, "POST", "/models/tuned/predict", {"records": own})[0] == 200
+    with served(tuned, limits=["dev_examples=true"]) as (_, other):
+        (model,) = ask(other, "GET", "/models")[2]
+    assert len(model["examples"]) > 1
+    assert all(each["text"] in dev for each in model["examples"])
+
+
+def test_a_record_that_is_cut_is_marked(port):
+    records = [{"text": "the queen"}, {"text": "the queen " * 600}, {"text": ""}]
+    status, _, answers = ask(port, "POST", "/models/tuned/predict", {"records": records})
+    assert (status, [each["is_cut"] for each in answers]) == (200, [False, True, False])
+
+
+def test_the_access_log_has_a_line_for_each_request_and_no_text(run, capfd):
+    with served(run, limits=["access_log=true"]) as (_, port):
+        ask(port, "POST", DETECT, {"texts": ["a secret text"]})
+        ask_raw(port, post(b"{}", path="/models/%0a/detect?text=secret"))
+        ask_raw(port, post(host="example.org"))
+    lines = capfd.readouterr().err.splitlines()
+    day = r"20\d\d-\d\d-\d\dT[0-9:.]+\+00:00 127.0.0.1"
+    for line, (path, status) in zip(lines, (("run", 200), ("%0a", 404), ("run", 400)), strict=True):
+        assert re.fullmatch(rf"{day} POST /models/{path}/detect {status} \d+\.\d+", line)
+    with served(run) as (_, port):
+        ask(port, "GET", "/models")
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device here")
+def test_a_log_without_room_stops_no_request(run):
+    with Path("/dev/full").open("w") as full:
+        words = [sys.executable, "-m", "electra", "serve", str(run), "--port", "0"]
+        words += ["--set", "access_log=true"]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=full, text=True)
+        port = int(re.search(r":(\d+) ", process.stdout.readline())[1])
+        assert [ask(port, "GET", path)[0] for path in ("/models", "/health")] == [200, 200]
+        process.terminate()
+        assert process.wait(60) == 0
 
 
 def test_what_cannot_be_served_is_refused(run, tmp_path, capsys):
@@ -589,6 +730,81 @@ def test_a_run_whose_folder_is_gone_is_still_described_and_read_later(run, tmp_p
     (folder / "config.json").rename(tmp_path / "config.json")
     refuse("is neither a run", model.load)
     assert model.is_outdated()  # so the next look tries again
+
+
+def ask_texts(port, name, verb="detect"):
+    status, _, answer = ask(port, "POST", f"/models/{name}/{verb}", {"texts": [" ".join(WORDS)]})
+    assert status == 200
+    return answer
+
+
+def test_a_replaced_folder_is_read_again_at_a_hang_up(run, tuned, tmp_path, capfd):
+    """Requests in progress end on the old weights; what cannot be read replaces nothing."""
+    old, new = (shutil.copytree(run, tmp_path / name) for name in ("old", "new"))
+    shutil.rmtree(list_checkpoints(old)[-1])
+    current = tmp_path / "current"
+    current.symlink_to(old)
+    task = shutil.copytree(tuned, tmp_path / "task")
+    body = {"texts": [" ".join(WORDS * 60)] * 8}
+
+    def point(folder):
+        (tmp_path / "next").symlink_to(folder)
+        (tmp_path / "next").replace(current)
+
+    async def ask_through(process, port):
+        """Ask before, while and after the model is replaced."""
+        *clients, watch = [Client(port) for _ in range(5)]
+        asked = [asyncio.create_task(c.send("POST", "/models/m/detect", body)) for c in clients]
+        await watch.send("GET", "/health")
+        process.send_signal(signal.SIGHUP)
+        answers = [await each for each in asked]
+        for client in (*clients, watch):
+            client.close()
+        return answers
+
+    with served(f"m={current}", task, limits=["batch_items=1"]) as (process, port):
+
+        def wait_for(line):
+            while line not in (found := process.stdout.readline()):
+                assert found
+
+        expected = [ask_texts(port, "m")]
+        alone = ask(port, "POST", "/models/m/detect", body)[2]
+        point(new)
+        assert ask_texts(port, "m") == expected[0]
+        answers = asyncio.run(ask_through(process, port))
+        wait_for("read m again from")
+        wait_for("read task again from")
+        expected.append(ask_texts(port, "m"))
+        assert expected[0] != expected[1]
+        after = ask(port, "POST", "/models/m/detect", body)[2]
+        assert {status for status, _, _ in answers} == {200}
+        assert all(near(answer, alone) or near(answer, after) for _, _, answer in answers)
+        (task / "seed-0").rename(tmp_path / "away")
+        point(tmp_path / "nowhere")
+        process.send_signal(signal.SIGHUP)
+        point(old)
+        process.send_signal(signal.SIGHUP)
+        wait_for("read m again from")
+        assert ask_texts(port, "m") == expected[0]
+        status, _, _ = ask(port, "POST", "/models/task/predict", {"records": [{"text": "a"}]})
+        assert status == 200
+    assert "note: task was not replaced: " in capfd.readouterr().err
+
+
+def test_a_terminal_that_is_closed_ends_the_service(run):
+    """But a hang-up that somebody sends while it is open does not."""
+    owner, terminal = os.openpty()
+    words = [sys.executable, "-m", "electra", "serve", str(run), "--port", "0"]
+    process = subprocess.Popen(words, stdin=terminal, stdout=subprocess.PIPE, text=True)
+    os.close(terminal)
+    assert "serving run" in process.stdout.readline()
+    process.send_signal(signal.SIGHUP)
+    assert "read run again from" in process.stdout.readline()
+    os.close(owner)
+    process.send_signal(signal.SIGHUP)
+    assert process.communicate(timeout=60)[0] == "stopped\n"
+    assert process.returncode == 0
 
 
 def test_a_damaged_checkpoint_is_read_once(run, tmp_path):

@@ -403,10 +403,7 @@ def test_changed_text_and_damaged_tasks_are_done_again(make, text_file, tmp_path
 
 def test_shares_of_tasks_give_the_same_bytes(tokenizer, make, text_file, tmp_path):
     arguments = [str(text_file)], tokenizer, tmp_path / "out", config(task_bytes=3000)
-    with pytest.raises(
-        UserError, match=r"[\d]+ of [\d]+ pieces are missing .*: 0, 1, 2, .*--finish"
-    ):
-        finish(*arguments)
+    refuse("pieces are missing ... submit all shares (--task I/N) again", finish, *arguments)
     tasks = tmp_path / "out.incomplete/tasks"
     for left, age in ((tasks / "0.old.incomplete", 1e6), (tasks / "0.new.incomplete", 0)):
         left.mkdir(parents=True)  # by a process that was killed, and by one that is at work
@@ -414,8 +411,13 @@ def test_shares_of_tasks_give_the_same_bytes(tokenizer, make, text_file, tmp_pat
     done = [prepare_share(*arguments, (number, 4)) for number in (3, 1, 0)]
     assert [path.name for path in tasks.glob("*.incomplete")] == ["0.new.incomplete"]
     left.rmdir()
-    refuse("pieces are missing", lambda: finish(*arguments))
+    refuse("submit --task I/4 with I=2 again", finish, *arguments)
     done.append(prepare_share(*arguments, (2, 4)))
+    for piece in (0, done[0] + done[1]):  # one of the first share and one of the third
+        shutil.rmtree(tasks / f"{piece:06}")
+    refuse("2 of ... submit --task I/4 with I=0,2 again, or leave out --finish", finish, *arguments)
+    for number in (2, 0):
+        prepare_share(*arguments, (number, 4))
     assert len(list(tasks.iterdir())) == sum(done) > 8
     finish(*arguments)
     assert read_files(tmp_path / "out") == make("clean", task_bytes=3000)

@@ -251,7 +251,8 @@ def _find_setting(error: UnknownOptionError) -> str:
     option = option.replace("-", "_").lower()
     for argument in error.argument_collection:
         if argument.name == "--set" and (complete := argument.parameter.completer):
-            settings: list[str] = [name.rstrip("=") for name in complete(None)]
+            listed = complete(None)  # type: ignore[arg-type]  # ours read no context
+            settings = [str(name).rstrip("=") for name in listed]
             names = {name.rpartition(".")[2]: name for name in reversed(settings)}
             return names.get(SPELLINGS.get(option, option), "")
     return ""

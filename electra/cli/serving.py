@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from electra.assignments import override_from_toml
 from electra.cli.options import DryRun, Set, Toml, print_dry_run, settings_of
 from electra.errors import import_extra, require
+from electra.files import read_text
 from electra.service.config import ServeConfig
 from electra.terminal.printing import print_done
 
@@ -22,6 +23,7 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
+    token_file: Path | None = None,
     set_: Annotated[Set, settings_of(ServeConfig())] = (),
     config: Toml = None,
     dry_run: DryRun = False,
@@ -31,8 +33,9 @@ def serve(
     Requests are computed together in batches, in float32, so that an answer does not depend on the
     others. The page is at /, the description of the interface at /docs, Prometheus' metrics at
     /metrics. Only this machine can reach the service unless --host says otherwise; then clients
-    must send the token that the environment variable ELECTRA_TOKEN holds. Ctrl-C or SIGTERM answers
-    the requests in progress and stops. Nothing is ever sent elsewhere.
+    must send a token, which the environment variable ELECTRA_TOKEN or a file holds. Ctrl-C or
+    SIGTERM answers the requests in progress and stops; SIGHUP has all models read again. Nothing is
+    ever sent elsewhere.
 
     Example: electra serve run reviews-scores
 
@@ -41,8 +44,10 @@ def serve(
             `electra finetune`; NAME=FOLDER gives a name.
         host: Address to listen on; 0.0.0.0: all.
         port: Port to listen on; 0: a free one.
+        token_file: File with the token, such as a secret of Docker or a credential of systemd.
     """
-    _serve(folders, host, port, override_from_toml(ServeConfig(), config, set_), dry_run)
+    settings = override_from_toml(ServeConfig(), config, set_)
+    _serve(folders, host, port, settings, dry_run, token_file=token_file)
 
 
 def page(
@@ -77,18 +82,15 @@ def _serve(
     settings: ServeConfig,
     dry_run: bool,
     *,
+    token_file: Path | None = None,
     is_page: bool = False,
     open_: bool = False,
 ) -> None:
-    token = os.environ.get(TOKEN) or None
+    token = _read_token(token_file)
     require(
         host in LOOPBACK or token is not None,
-        f"--host {host} opens the service to other machines: set {TOKEN} to a secret that clients "
-        f"must send, or use --host {LOOPBACK[0]}",
-    )
-    require(
-        token is None or (token.isascii() and token.isprintable() and len(token) >= 16),
-        f"{TOKEN} must have at least 16 printable ASCII characters",
+        f"--host {host} opens the service to other machines: set {TOKEN} or --token-file to a "
+        f"secret that clients must send, or use --host {LOOPBACK[0]}",
     )
     require(0 <= port < 1 << 16, f"--port {port} must lie in 0 to 65535")
     require(bool(folders), "name at least one folder to serve")
@@ -97,7 +99,7 @@ def _serve(
 
         name_folders(folders)
         return print_dry_run(settings, f"serve {', '.join(map(str, folders))} on {host}:{port}")
-    for module in ("fastapi", "fastapi_offline", "uvicorn", "httptools", "prometheus_client"):
+    for module in ("fastapi", "fastapi_offline", "uvicorn", "prometheus_client"):
         import_extra(module, "serve", "serving")
     from electra.service.server import Server
 
@@ -113,3 +115,16 @@ def _serve(
     if server.is_computing:
         sys.stdout.flush()
         os._exit(0)
+
+
+def _read_token(path: Path | None) -> str | None:
+    """Return the token that clients must send; None: there is none."""
+    token, source = os.environ.get(TOKEN) or None, TOKEN
+    if path is not None:
+        require(token is None, f"{TOKEN} and --token-file {path} are both given; leave one out")
+        token, source = read_text(path).removesuffix("\n"), str(path)
+    require(
+        token is None or (token.isascii() and token.isprintable() and len(token) >= 16),
+        f"{source} must have at least 16 printable ASCII characters",
+    )
+    return token

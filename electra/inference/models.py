@@ -1,6 +1,6 @@
 """The models of a service: folders read into memory, and the questions that each can answer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,16 @@ from electra.training.machine import Machine
 
 MAX_TOP = 50
 """Most candidates that can be asked for."""
+TRY = {
+    "text": "the chef cooked the meal",
+    "text_a": "the chef cooked the meal",
+    "text_b": "the meal was cooked by the chef",
+    "tokens": ["the", "chef", "cooked", "the", "meal"],
+    "question": "who cooked the meal?",
+    "context": "the chef cooked the meal for the guests",
+    "choices": ["the guests ate the meal", "the meal ate the guests"],
+}
+"""Values to try a fine-tuned model with, by field: nobody's data."""
 
 
 class Networks(NamedTuple):
@@ -160,8 +170,9 @@ class TaskModel:
     name: str
     model: FinetunedModel
     task: str
-    examples: Sequence[dict[str, Any]] = ()
-    """Records of the dev set; none of a model of an earlier release."""
+    folder: Path
+    dev_examples: Sequence[Mapping[str, Any]] = ()
+    """Records of the dev set that clients may see."""
     verbs: tuple[str, ...] = ("predict",)
 
     def describe(self) -> dict[str, Any]:
@@ -175,36 +186,49 @@ class TaskModel:
             "family": family.facts()["family"],
             "labels": list(getattr(family, "labels", None) or []),
             "fields": list(family.fields),
-            "examples": list(self.examples),
+            "examples": list(self.dev_examples) or [self._example()],
+            "has_dev_examples": bool(self.dev_examples),
             "max_tokens": self.model.sequence_length - 2,
         }
 
+    def _example(self) -> dict[str, Any]:
+        fields = self.model.network.family.fields
+        return {field: TRY[field] for field in fields if field in TRY}
+
     def predict(self, examples: list[Any]) -> Sequence[Any]:
-        """Answer parsed records, those of several requests together."""
-        return self.model.answer_examples(examples).records
+        """Answer parsed records, those of several requests together; `is_cut` marks cut ones."""
+        answers = self.model.answer_examples(examples)
+        marked = zip(answers.records, answers.is_cut, strict=True)
+        return [{**record, "is_cut": is_cut} for record, is_cut in marked]
 
 
 ServedModel = PretrainedModel | TaskModel
 
 
-def load_models(
-    folders: Sequence[Path], machine: Machine, *, may_wait: bool = False
-) -> dict[str, ServedModel]:
-    """Return the models of some folders by name; with `may_wait` a run may have no checkpoint."""
-    models: dict[str, ServedModel] = {}
-    for name, folder in name_folders(folders).items():
-        if is_finetuned(folder):
-            finetuned = read_finetuned(folder)
-            task = str(finetuned.facts["task"])
-            examples = finetuned.facts.get("examples", ())
-            models[name] = TaskModel(name, load_model(finetuned, machine), task, examples)
-            continue
-        model = PretrainedModel(name, folder, machine)
-        models[name] = model
-        is_empty = model.is_run and not list_checkpoints(run_of(folder))
-        if not (is_empty and may_wait):
-            model.load()
-    return models
+def load_models(folders: Sequence[Path], machine: Machine, **how: bool) -> dict[str, ServedModel]:
+    """Return the models of some folders by name, each as of `read_model`."""
+    named = name_folders(folders)
+    return {name: read_model(name, folder, machine, **how) for name, folder in named.items()}
+
+
+def read_model(
+    name: str, folder: Path, machine: Machine, *, may_wait: bool = False, shows_dev: bool = False
+) -> ServedModel:
+    """Return the model of a folder.
+
+    With `may_wait` a run may have no checkpoint; with `shows_dev` the examples of a fine-tuned
+    model are those of its dev set.
+    """
+    if is_finetuned(folder):
+        finetuned = read_finetuned(folder)
+        examples = finetuned.facts.get("examples", ()) if shows_dev else ()
+        task = str(finetuned.facts["task"])
+        return TaskModel(name, load_model(finetuned, machine), task, folder, examples)
+    model = PretrainedModel(name, folder, machine)
+    is_empty = model.is_run and not list_checkpoints(run_of(folder))
+    if not (is_empty and may_wait):
+        model.load()
+    return model
 
 
 def name_folders(words: Sequence[Path]) -> dict[str, Path]:

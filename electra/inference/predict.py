@@ -25,10 +25,15 @@ class Answers(NamedTuple):
     """The answers to a list of records, in order, as of `Family.describe_answers`."""
 
     records: list[dict[str, Any]]
-    num_cut: int
-    """Records that were longer than the model's rows and were cut."""
+    is_cut: Sequence[bool]
+    """Whether each record was longer than the model's rows and was cut."""
     blank: Collection[int] = ()
     """Numbers, from 1, of the records without text, which have no answer (`describe_blank`)."""
+
+    @property
+    def num_cut(self) -> int:
+        """Records that were cut."""
+        return sum(self.is_cut)
 
 
 @dataclass(frozen=True)
@@ -60,17 +65,17 @@ class FinetunedModel:
         numbered = enumerate(examples, 1)
         blank = {number: None for number, each in numbered if family.is_blank(each)}
         if not asked:
-            return Answers(list(map(family.describe_blank, examples)), 0, blank)
+            return Answers(list(map(family.describe_blank, examples)), [False] * len(blank), blank)
         rows = family.encode(asked, self.tokenizer, self.sequence_length)
         outputs = run_network(self.network, rows, self.machine.device, progress)
         for values in outputs.values():
             require_numbers(values)
-        found = iter(family.describe_answers(rows, outputs))
-        records = [
-            family.describe_blank(each) if number in blank else next(found)
+        found = zip(family.describe_answers(rows, outputs), rows.is_cut, strict=True)
+        answered = [
+            (family.describe_blank(each), False) if number in blank else next(found)
             for number, each in enumerate(examples, 1)
         ]
-        return Answers(records, rows.num_cut, blank)
+        return Answers([record for record, _ in answered], [cut for _, cut in answered], blank)
 
 
 def load_model(

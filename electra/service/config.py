@@ -31,6 +31,12 @@ class ServeConfig(Settings):
     max_seconds: Annotated[float, Within("(0, inf)")] = 30.0
     """Time for receiving a request (status 408), and for computing its answer (status 503),
     seconds."""
+    access_log: bool = False
+    """Write a line for each request to standard error: time, client, method, path, status, seconds.
+    Texts are never written."""
+    dev_examples: bool = False
+    """Show clients some texts of the dev set of a fine-tuned model, to try it with; otherwise the
+    example is the service's own."""
     stop_seconds: Annotated[float, Within("(0, inf)")] = 10.0
     """Time for the requests in progress when the service is stopped, seconds."""
 

@@ -4,7 +4,8 @@ import asyncio
 import hmac
 import re
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -15,6 +16,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from electra.errors import count_of
 from electra.service.config import ServeConfig
+from electra.service.connection import ADMITTED, LONG_HEAD, MAX_HEAD_BYTES
+from electra.terminal.printing import print_log
 
 OPEN = ("/", "/health", "/ready")
 """Paths that need no token: the page, which has none of its own, and what a supervisor asks."""
@@ -23,21 +26,21 @@ DOCS = ("/docs", "/openapi.json", "/static-offline-docs/")
 HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
 CLIENT_GONE = 499
 """What nginx counts where nobody waits for an answer any more."""
-VERB = re.compile(r"/models/[^/]+/(detect|fill|predict|picture|embed|curves)")
+VERB = re.compile(r"/models/([^/]+)/(detect|fill|predict|picture|embed|curves)")
 
 
 class Meters:
-    """Counts and durations of one service, for Prometheus."""
+    """Counts and durations of one service with models of these names, for Prometheus."""
 
-    def __init__(self, count_waiting: Callable[[], int]):
+    def __init__(self, names: Collection[str], count_waiting: Callable[[], int]):
+        self.names = names
         self.registry = CollectorRegistry()
         kept: Any = {"registry": self.registry}
-        self.requests = Counter(
-            "electra_requests", "Requests, by verb and status.", ["verb", "status"], **kept
-        )
-        self.seconds = Histogram(
-            "electra_request_seconds", "Time to answer a request.", ["verb"], **kept
-        )
+        labels = ["model", "verb", "status"]
+        told = "Requests, by model, verb and status."
+        self.requests = Counter("electra_requests", told, labels, **kept)
+        told = "Time to answer a request."
+        self.seconds = Histogram("electra_request_seconds", told, labels[:2], **kept)
         sizes = (1, 2, 4, 8, 16, 32, 64, 128)
         told = "Texts or records that were computed together."
         self.batches = Histogram("electra_batch_items", told, buckets=sizes, **kept)
@@ -53,11 +56,11 @@ class Meters:
         self.computing.inc(seconds)
 
     def observe_request(self, path: str, status: int, seconds: float) -> None:
-        """Count a request; paths that do not exist are one verb, so that labels stay few."""
+        """Count a request; those of no model are "other", so that labels stay few."""
         match = VERB.fullmatch(path)
-        verb = match[1] if match else "other"
-        self.requests.labels(verb, str(status)).inc()
-        self.seconds.labels(verb).observe(seconds)
+        model, verb = match.groups() if match and match[1] in self.names else ("", "other")
+        self.requests.labels(model, verb, str(status)).inc()
+        self.seconds.labels(model, verb).observe(seconds)
 
 
 class Gate:
@@ -65,7 +68,8 @@ class Gate:
 
     A body is received whole, within its limits of size and time, before a route sees it. Starlette
     and uvicorn have middleware for host names and for concurrent requests, but theirs answer with
-    plain text and other statuses. Token and hosts are as in `Service`.
+    plain text and other statuses. Token and hosts are as in `Service`. What is open to everybody
+    has no part in the limit of requests, and cannot use it up.
     """
 
     def __init__(
@@ -95,10 +99,13 @@ class Gate:
                 message["headers"] = [*message["headers"], (b"x-content-type-options", b"nosniff")]
             await send(message)
 
-        self.num_requests += 1
-        gone = None
+        is_admitted, gone, body = False, None, b""
         try:
-            body = await self._admit(Request(scope, receive))
+            request = Request(scope, receive)
+            is_admitted = scope["state"][ADMITTED] = self._admit(request)
+            self.num_requests += is_admitted
+            if is_admitted:
+                body = await self._receive(request)
             answer = asyncio.ensure_future(self.app(scope, _replay(body, receive), note))
             if body:  # after it nothing comes but that the client has gone, or has its answer
                 gone = asyncio.ensure_future(receive())
@@ -116,43 +123,60 @@ class Gate:
         finally:
             if gone:
                 gone.cancel()
-            self.num_requests -= 1
-            seconds = time.perf_counter() - began
-            self.meters.observe_request(scope["path"], status or 500, seconds)
+            self.num_requests -= is_admitted
+            self._record(scope, status or 500, time.perf_counter() - began)
 
-    async def _admit(self, request: Request) -> bytes:
-        """Return the body of a request that is allowed and within the limits."""
-        config, headers = self.config, request.headers
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
+        self.meters.observe_request(scope["path"], status, seconds)
+        if self.config.access_log:
+            client, path = (scope["client"] or "-")[0], scope["raw_path"].decode("ascii")
+            when = datetime.now(UTC).isoformat(timespec="milliseconds")
+            print_log(f"{when} {client} {scope['method']} {path} {status} {seconds:.3f}")
+
+    def _admit(self, request: Request) -> bool:
+        """Return whether a request counts among those in progress, or refuse it."""
+        headers, scope = request.headers, request.scope
+        size = len(scope["raw_path"]) + len(scope["query_string"])
+        size += sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+        if size > MAX_HEAD_BYTES:
+            raise HTTPException(431, LONG_HEAD)
+        if "transfer-encoding" in headers and "content-length" in headers:
+            raise HTTPException(400, "a request has Transfer-Encoding or Content-Length, not both")
         host = headers.get("host", "")
         name = HOST.fullmatch(host.lower())
         if self.hosts is not None and (name is None or name[1] not in self.hosts):
             raise HTTPException(400, f"this service is not {host!r}; use {self.hosts[0]}")
-        path = request.scope["path"]
-        is_open = path in OPEN
-        if self.token is not None and not is_open and not path.startswith(DOCS):
+        path = scope["path"]
+        if path in OPEN or path.startswith(DOCS):
+            return False
+        if self.token is not None:
             given = headers.get("authorization", "").encode("latin-1")
             if not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
                 where = {"WWW-Authenticate": "Bearer"}
                 raise HTTPException(401, "a token is needed: Authorization: Bearer TOKEN", where)
-        if self.num_requests > config.max_requests and not is_open:
-            message = f"in progress: {count_of(config.max_requests, 'request')}; try again in 1 s"
+        if self.num_requests >= self.config.max_requests:
+            told = count_of(self.config.max_requests, "request")
+            message = f"in progress: {told}; try again in 1 s"
             raise HTTPException(429, message, {"Retry-After": "1"})
-        if is_open:  # no route of these reads a body
-            return b""
-        length, limit = headers.get("content-length", "0"), config.max_body_bytes
+        return True
+
+    async def _receive(self, request: Request) -> bytes:
+        """Return the body of a request, which is within the limits."""
+        length, limit = request.headers.get("content-length", "0"), self.config.max_body_bytes
         if int(length) > limit:
             raise HTTPException(
                 413, f"a body of {count_of(int(length), 'byte')}; it may have {limit}"
             )
         body = bytearray()
         try:
-            async with asyncio.timeout(config.max_seconds):
+            async with asyncio.timeout(self.config.max_seconds):
                 async for part in request.stream():
                     body += part
                     if len(body) > limit:
                         raise HTTPException(413, f"a body of more than {count_of(limit, 'byte')}")
         except TimeoutError:
-            raise HTTPException(408, f"no body within {config.max_seconds:g} s") from None
+            told = f"no body within {self.config.max_seconds:g} s"
+            raise HTTPException(408, told) from None
         except ClientDisconnect:
             raise HTTPException(400, "the client has gone") from None
         return bytes(body)

@@ -1,21 +1,24 @@
 """The process of the service: socket, signals, uvicorn."""
 
+import os
 import signal
 import socket
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
 from electra.errors import UserError
-from electra.inference.models import load_models
+from electra.inference.models import load_models, read_model
 from electra.processes import stop_signals
 from electra.service.config import ServeConfig
-from electra.service.connection import Connection
+from electra.service.connection import MAX_HEAD_BYTES, Connection
 from electra.service.service import Service
 from electra.training.machine import prepare_machine
 
+STDIN = 0
 BACKLOG = 512
 """Connections that wait to be accepted."""
 
@@ -23,8 +26,9 @@ BACKLOG = 512
 class Server:
     """A service on a socket, which is bound before the models are read.
 
-    With `follow` new checkpoints of runs are taken up, and a run may be without one. Port 0 is a
-    free one; `address` is where the service can be reached from this machine.
+    With `follow` new checkpoints of runs are taken up, and a run may be without one; without it
+    SIGHUP has all models read again. Port 0 is a free one; `address` is where the service can be
+    reached from this machine.
 
     Raises:
         UserError: The address is in use or not of this machine, or a folder is not a model.
@@ -40,7 +44,7 @@ class Server:
         token: str | None = None,
         follow: bool = False,
     ):
-        self.config = config
+        self.config, self.follow = config, follow
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.socket = socket.socket(family, socket.SOCK_STREAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -52,7 +56,8 @@ class Server:
             raise UserError(f"cannot listen on {host} port {port}: {reason}") from None
         try:
             machine = prepare_machine("auto", config.precision, config.threads)
-            self.models = load_models(folders, machine, may_wait=follow)
+            shows_dev = config.dev_examples
+            self.models = load_models(folders, machine, may_wait=follow, shows_dev=shows_dev)
             self.socket.listen(BACKLOG)  # who connects from now on waits until `run` answers
         except BaseException:
             self.socket.close()
@@ -61,7 +66,8 @@ class Server:
         self.address = f"http://{name}:{self.socket.getsockname()[1]}"
         # A token keeps strangers out under any name; without one, only names of this machine do.
         hosts = None if token else [name, "localhost", "127.0.0.1", "[::1]"]
-        self.service = Service(self.models, config, token=token, hosts=hosts, follow=follow)
+        read = partial(read_model, machine=machine, shows_dev=shows_dev)
+        self.service = Service(self.models, config, read, token=token, hosts=hosts, follow=follow)
 
     @property
     def is_computing(self) -> bool:
@@ -73,6 +79,7 @@ class Server:
         settings = uvicorn.Config(
             self.service.app,
             http=partial(Connection, max_seconds=self.config.max_seconds),  # type: ignore[arg-type]
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             ws="none",
             proxy_headers=False,
             backlog=BACKLOG,
@@ -86,10 +93,25 @@ class Server:
         server = uvicorn.Server(settings)
         # uvicorn itself knows no SIGHUP. It raises a signal again when it has stopped; by then
         # there is nothing left to do.
-        before = {each: signal.signal(each, server.handle_exit) for each in stop_signals()}
+        handlers: dict[signal.Signals, Any] = dict.fromkeys(stop_signals(), server.handle_exit)
+        if not self.follow and hasattr(signal, "SIGHUP"):
+            handlers[signal.SIGHUP] = self._make_hang_up(server.handle_exit)
+        before = {each: signal.signal(each, handler) for each, handler in handlers.items()}
         try:
             server.run(sockets=[self.socket])
         finally:
             self.socket.close()
             for each, handler in before.items():
                 signal.signal(each, handler)
+
+    def _make_hang_up(self, stop: Any) -> Any:
+        """Return what SIGHUP does: models are read again, or a closed terminal ends the service."""
+        had_terminal = os.isatty(STDIN)
+
+        def hang_up(*details: Any) -> None:
+            if had_terminal and not os.isatty(STDIN):
+                stop(*details)
+            else:
+                self.service.read_again()
+
+        return hang_up

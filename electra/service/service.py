@@ -4,23 +4,27 @@ import asyncio
 import base64
 import hashlib
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
+from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from starlette.exceptions import HTTPException
 
-from electra.errors import UserError, count_of, did_you_mean, require
+from electra.errors import UserError, count_of, did_you_mean, require, require_choice
+from electra.files import parse_json
 from electra.inference.ask import Candidate
 from electra.inference.figure_2 import PictureToken, draw_picture
 from electra.inference.models import MAX_TOP, Embed, PretrainedModel, ServedModel, TaskModel
@@ -28,6 +32,7 @@ from electra.reports.tokens import Word
 from electra.service.config import ServeConfig
 from electra.service.gate import Gate, Meters, refuse
 from electra.service.queue import BatchQueue, Failed, Full, Question
+from electra.terminal.printing import print_done, print_note
 from electra.text.streams import replace_surrogates
 from electra.version import __version__
 
@@ -47,19 +52,23 @@ class Service:
     Clients must send the token, if there is one, as `Authorization: Bearer TOKEN`. `hosts` are the
     names under which the service may be addressed, so that a page of another site that has its name
     point to this machine is refused; None: any. With `follow` new checkpoints of runs are taken up.
+    `read` returns the model of a name and a folder, for `read_again`.
     """
 
     def __init__(
         self,
-        models: Mapping[str, ServedModel],
+        models: dict[str, ServedModel],
         config: ServeConfig,
+        read: Callable[[str, Path], ServedModel],
         *,
         token: str | None = None,
         hosts: Sequence[str] | None = None,
         follow: bool = False,
     ):
-        self.models, self.config, self.follow = models, config, follow
-        self.meters = Meters(lambda: self.queue.num_waiting)
+        self.models, self.config, self.read, self.follow = models, config, read, follow
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_outdated = asyncio.Event()
+        self.meters = Meters(self.models, lambda: self.queue.num_waiting)
         self.queue = BatchQueue(
             config.batch_items, config.max_waiting_chars, self.meters.observe_batch
         )
@@ -80,11 +89,33 @@ class Service:
 
     @asynccontextmanager
     async def _live(self, app: FastAPI) -> AsyncIterator[None]:
-        followers = asyncio.create_task(self._follow()) if self.follow else None
+        self._loop = asyncio.get_running_loop()
+        keeper = asyncio.create_task(self._follow() if self.follow else self._keep())
         yield
-        if followers:
-            followers.cancel()
+        keeper.cancel()
         await asyncio.to_thread(self.queue.close, BATCH_SECONDS)
+
+    def read_again(self) -> None:
+        """Have all models read again soon; a handler of signals may call this."""
+        if self._loop:
+            self._loop.call_soon_threadsafe(self._is_outdated.set)
+        else:
+            self._is_outdated.set()
+
+    async def _keep(self) -> None:
+        """Replace each model when asked to; requests in progress keep the one that they began with.
+
+        A folder that cannot be read leaves its model as it is.
+        """
+        while await self._is_outdated.wait():
+            self._is_outdated.clear()
+            for name, model in self.models.items():
+                try:
+                    self.models[name] = await asyncio.to_thread(self.read, name, model.folder)
+                except Exception as error:
+                    print_note(f"{name} was not replaced: {error}")
+                else:
+                    print_done(f"read {name} again from {model.folder}")
 
     async def _follow(self) -> None:
         while True:
@@ -126,11 +157,9 @@ def _explain(request: Request, error: Exception) -> JSONResponse:
     """Return an answer with one line of what is wrong with a request, or with the service."""
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
-        if first["type"] == "json_invalid":
-            return refuse(422, f"the body is not JSON: {first['ctx']['error']}")
         place = ".".join(str(part) for part in first["loc"][1:])
-        if first["type"] == "extra_forbidden":
-            return refuse(422, f"unknown field {place!r}{did_you_mean(place, FIELDS)}")
+        if first["type"] == "value_error":  # of a validator here
+            return refuse(422, f"{place}{': ' * bool(place)}{first['ctx']['error']}")
         whole = "the body must be a JSON object, sent with Content-Type: application/json"
         return refuse(422, f"{place}: {first['msg']}" if place else whole)
     if isinstance(error, HTTPException):
@@ -157,6 +186,13 @@ class Asked(BaseModel):
     """The body of a request, whose every field is known."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _require_known(cls, body: Any) -> Any:
+        for name in body if isinstance(body, dict) else ():
+            require_choice("field", name, cls.model_fields)
+        return body
 
 
 class Texts(Asked):
@@ -196,9 +232,6 @@ class PictureOf(Asked):
     seed: int = Field(0, ge=0, lt=1 << 32, description="Of positions and samples.")
     top: int = Field(5, ge=1, le=MAX_TOP, description="The generator's best tokens.")
     beside: list[str] = Field([], max_length=3, description="Models that judge as well.")
-
-
-FIELDS = {name for kind in (Gaps, ToEmbed, Records, PictureOf) for name in kind.model_fields}
 
 
 @dataclass
@@ -245,13 +278,37 @@ Served = Annotated[Service, Depends(_find_service)]
 def _find_model(verb: str) -> Callable[..., Any]:
     """Return a dependency: the model that the path names, which can be asked the verb."""
 
-    def find(service: Served, model: Annotated[str, Path(description="Name of a model.")]) -> Any:
+    def find(service: Served, model: Annotated[str, InPath(description="Name of a model.")]) -> Any:
         return service.find(model, verb)
 
     return find
 
 
-routes = APIRouter()
+class StrictRequest(Request):
+    """A request whose body is JSON by the rules for files."""
+
+    async def json(self) -> Any:
+        """Return the value of the body."""
+        try:
+            return parse_json(await self.body(), "the body")
+        except UserError as error:
+            raise HTTPException(422, str(error)) from None
+
+
+class StrictRoute(APIRoute):
+    """A route with strict requests."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return what answers a request."""
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            return await handle(StrictRequest(request.scope, request.receive))
+
+        return answer
+
+
+routes = APIRouter(route_class=StrictRoute)
 
 
 @routes.get("/models", tags=["models"])
@@ -298,7 +355,7 @@ async def embed(
 async def predict(
     service: Served, found: Annotated[TaskModel, Depends(_find_model("predict"))], body: Records
 ) -> list[dict[str, Any]]:
-    """The answers of a fine-tuned model."""
+    """The answers of a fine-tuned model; `is_cut` marks a record that was longer than its rows."""
     sizes = list(map(_count_chars, body.records))
     examples = found.model.parse(body.records)  # before they wait among those of others
     answers: list[dict[str, Any]] = await service.ask(found.predict, examples, sizes)

@@ -53,8 +53,6 @@ TellProgress = Callable[[int, int | None, int], None]
 
 PLAN = "plan.json"
 """The settings of an unfinished preparation."""
-MAX_NAMED = 8
-"""Missing pieces that a message names."""
 
 
 def prepare(
@@ -116,7 +114,7 @@ def prepare_share(
     files, out = find_sources(paths, config).files, locate(out)
     _require_files(files)
     number, num_shares = share
-    with _begin(out, tokenizer, config, "share") as folder:
+    with _begin(out, tokenizer, config, "share", num_shares) as folder:
         pieces = list_pieces(files, config, tokenizer.digest)
         first, stop = (len(pieces) * place // num_shares for place in (number, number + 1))
         _run(pieces[first:stop], tokenizer, folder, config, "local", progress)
@@ -132,16 +130,30 @@ def finish(
     with _begin(out, tokenizer, config, "finish") as folder:
         if not _is_merged(folder, out, sources.files, config):
             pieces = list_pieces(sources.files, config, tokenizer.digest)
-            missing = [str(p.number) for p in pieces if not read_piece(folder / PIECES, p)]
-            names = ", ".join(missing[:MAX_NAMED]) + (", ..." if len(missing) > MAX_NAMED else "")
+            read = [read_piece(folder / PIECES, piece) for piece in pieces]
+            missing = [place for place, record in enumerate(read) if not record]
+            tasks = _list_tasks(missing, len(pieces), read_object(folder / PLAN).get("num_shares"))
             require(
                 not missing,
                 f"{len(missing):,} of {len(pieces):,} pieces are missing or were done with another "
-                f"text: {names}; run their shares again, or the command without --finish, which "
-                "does them here",
+                f"text; submit {tasks} again, or leave out --finish to do them here",
             )
             _merge(folder, pieces, tokenizer, config, sources)
         return _complete(folder, out)
+
+
+def _list_tasks(missing: Sequence[int], num_pieces: int, num_shares: int | None) -> str:
+    """Return the options of the shares that hold these pieces; None: no share was ever begun."""
+    if not num_shares:
+        return "all shares (--task I/N)"
+    # The share of a piece is the last one that begins at it or before.
+    shares = sorted({((piece + 1) * num_shares - 1) // num_pieces for piece in missing})
+    known = set(shares)
+    firsts = [each for each in shares if each - 1 not in known]
+    lasts = [each for each in shares if each + 1 not in known]
+    ranges = zip(firsts, lasts, strict=True)
+    named = ",".join(f"{a}-{b}" if a < b else f"{a}" for a, b in ranges)
+    return f"--task I/{num_shares} with I={named}"
 
 
 def _require_files(files: Sequence[Path]) -> None:
@@ -154,7 +166,11 @@ def _require_files(files: Sequence[Path]) -> None:
 
 @contextmanager
 def _begin(
-    out: Path, tokenizer: Tokenizer, config: PrepareConfig, step: Literal["all", "share", "finish"]
+    out: Path,
+    tokenizer: Tokenizer,
+    config: PrepareConfig,
+    step: Literal["all", "share", "finish"],
+    num_shares: int | None = None,
 ) -> Iterator[Path]:
     """Yield `<out>.incomplete`, new or begun with the same settings, and locked but for a share."""
     require(
@@ -173,7 +189,7 @@ def _begin(
     with nullcontext() if step == "share" else hold(folder / UNFINISHED):
         try:
             _refuse_existing(out)  # another process may have finished it in the meantime
-            _plan(folder, tokenizer, config, clears=step == "all")
+            _plan(folder, tokenizer, config, num_shares, clears=step == "all")
             clear_unfinished(folder / PIECES)
             yield folder
         except BaseException as error:
@@ -192,18 +208,29 @@ def _refuse_existing(out: Path) -> None:
     require(not exists, f"{out} exists already; remove it or choose another name")
 
 
-def _plan(folder: Path, tokenizer: Tokenizer, config: PrepareConfig, *, clears: bool) -> None:
+def _plan(
+    folder: Path,
+    tokenizer: Tokenizer,
+    config: PrepareConfig,
+    num_shares: int | None,
+    *,
+    clears: bool,
+) -> None:
     """Write the plan, or compare the one that is there; `clears`: remove what has none."""
     path, settings = folder / PLAN, asdict(config)
     names = (*SETTINGS_OF_PIECES, "task_bytes")
     plan = {"tokenizer": tokenizer.digest, **{name: settings[name] for name in names}}
-    if path.exists():  # of an older version, without the settings that came later
-        return require_same(folder, {**asdict(PrepareConfig()), **read_object(path)}, plan)
-    if clears:
+    begun = read_object(path) if path.exists() else {}
+    if begun:  # of an older version, without the settings that came later
+        require_same(folder, {**asdict(PrepareConfig()), **begun}, plan)
+        if begun.get("num_shares") or not num_shares:
+            return
+    elif clears:
         clear_folder(folder)
     # Processes with shares may write the plan at the same time.
     temporary = folder / f"{PLAN}.{uuid.uuid4().hex}"
-    temporary.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+    content = json.dumps({**begun, **plan, "num_shares": num_shares}, indent=2) + "\n"
+    temporary.write_text(content, encoding="utf-8")
     temporary.replace(path)
 
 

@@ -43,8 +43,8 @@ class Rows:
     """(N * C,) tokens of segment 0, which is [CLS] a [SEP]."""
     targets: dict[str, Tensor]
     """(N, ...) the targets of the loss by name; those of every token are (N, L)."""
-    num_cut: int
-    """Examples of which tokens were cut off."""
+    is_cut: Sequence[bool]
+    """For each example whether tokens were cut off."""
     rows_per_item: int = 1
     """C."""
     examples: Sequence[Any] = ()
@@ -53,6 +53,11 @@ class Rows:
     def __len__(self) -> int:
         """Return the number of items."""
         return len(self.lengths) // self.rows_per_item
+
+    @property
+    def num_cut(self) -> int:
+        """Examples of which tokens were cut off."""
+        return sum(self.is_cut)
 
     @property
     def item_lengths(self) -> Tensor:
@@ -91,7 +96,7 @@ def pad_rows(
     tokenizer: Tokenizer,
     examples: Sequence[Any],
     *,
-    num_cut: int,
+    is_cut: Sequence[bool],
     rows_per_item: int = 1,
 ) -> Rows:
     """Return rows of ids with the length of segment 0, padded to the longest, as Rows."""
@@ -104,7 +109,7 @@ def pad_rows(
         torch.tensor([len(ids) for ids, _ in rows], dtype=torch.int64),
         torch.tensor([first_length for _, first_length in rows], dtype=torch.int64),
         targets,
-        num_cut,
+        is_cut,
         rows_per_item,
         examples,
     )
@@ -124,10 +129,8 @@ def pack_rows(
         len(first) + len(second or ()) > len(ids) - (2 if second is None else 3)
         for (first, second), (ids, _) in zip(texts, rows, strict=True)
     ]
-    num_cut = int(np.reshape(is_cut, (-1, rows_per_item)).any(axis=1).sum())
-    return pad_rows(
-        rows, targets, tokenizer, examples, num_cut=num_cut, rows_per_item=rows_per_item
-    )
+    cut = list(map(any, zip(*[iter(is_cut)] * rows_per_item, strict=True)))
+    return pad_rows(rows, targets, tokenizer, examples, is_cut=cut, rows_per_item=rows_per_item)
 
 
 def pack_row(

@@ -464,8 +464,8 @@ class SpanExtraction(Family):
                     targets.append((0, 0, int(answer is None or not self.reference)))
         columns = torch.tensor(targets).unbind(dim=1)
         named = dict(zip(("start", "end", "unanswerable"), columns, strict=True))
-        num_cut = sum(len(text) > most for text in texts)
-        padded = pad_rows(rows, named, tokenizer, examples, num_cut=num_cut)
+        is_cut = [len(text) > most for text in texts]
+        padded = pad_rows(rows, named, tokenizer, examples, is_cut=is_cut)
         offsets_of = [contexts[question.context][1] for question in examples]
         return SpanRows(**vars(padded), windows=windows, offsets=offsets_of)
 

@@ -540,10 +540,10 @@ class Tagging(Labelled):
             )
         }
         rows: list[tuple[list[int], int]] = []
-        targets, num_cut = [], 0
+        targets, is_cut = [], []
         for sentence in examples:
             tokens = [tokens_of[word][:room] for word in sentence.words]
-            num_cut += any(len(tokens_of[word]) > room for word in sentence.words)
+            is_cut.append(any(len(tokens_of[word]) > room for word in sentence.words))
             for window in cut_word_windows([len(each) for each in tokens], room):
                 row, labels = [tokenizer.cls_id], [-1]
                 for word in window.words:
@@ -556,7 +556,7 @@ class Tagging(Labelled):
                 targets.append(torch.tensor([*labels, -1]))
         no_words = torch.zeros(0, 0, dtype=torch.int64)
         labels_NL = pad_sequence(targets, True, padding_value=-1) if targets else no_words
-        return pad_rows(rows, {"labels": labels_NL}, tokenizer, examples, num_cut=num_cut)
+        return pad_rows(rows, {"labels": labels_NL}, tokenizer, examples, is_cut=is_cut)
 
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
         """Return dropout and a linear layer on every position, or BiLSTMs on features."""

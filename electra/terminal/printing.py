@@ -8,6 +8,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rich import box
@@ -70,6 +71,13 @@ def print_note(note: str) -> None:
     """Print a note as one line to standard error; of several processes, number 0 does."""
     if find_place().rank == 0:
         _print_aside(Text("note: ", "bold yellow"), note)
+
+
+def print_log(line: str) -> None:
+    """Print a line of a log to standard error; a full disk or a closed pipe loses it."""
+    with suppress(OSError):
+        sys.stderr.write(printable(line) + "\n")
+        sys.stderr.flush()
 
 
 def print_done(what: str, next_command: str = "") -> None:
