@@ -29,6 +29,7 @@ from electra.checkpoints.names import (
     gather,
     require_layers,
 )
+from electra.checkpoints.records import Begun, read_results
 from electra.config import EncoderConfig, FinetuneConfig, PretrainConfig
 from electra.errors import UserError, command, refuse_unlike, require, tell_place
 from electra.files import check_hashes, named, read_object, sha256_file
@@ -233,7 +234,7 @@ def find_seed(run: Path, seed: int | None = None, *, verify: bool = False) -> Sa
         f"{run} is not a finished folder of `electra finetune`: it must have a config.json with a "
         "task, and a results.json",
     )
-    results = read_object(run / "results.json")
+    results = read_results(run, "metric")
     require(
         "best" not in results,
         f"{run} holds several fine-tunings; take one of them: {run}/{results.get('best')}",
@@ -241,7 +242,7 @@ def find_seed(run: Path, seed: int | None = None, *, verify: bool = False) -> Sa
     with refuse_unlike(f"{run} is not a folder that `electra finetune` wrote"):
         seeds, columns = results["seeds"] | results.get("replacements", {}), results["columns"]
         headlines = {int(n): each["scores"][results["metric"]] for n, each in seeds.items()}
-        config = from_dict(FinetuneConfig, read_object(run / "config.json")["config"])
+        config = from_dict(FinetuneConfig, read_object(run / "config.json", Begun)["config"])
     if seed is None:
         seed = max(headlines, key=lambda number: headlines[number])
     require(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import LOCK
+from electra.checkpoints.records import read_results
 from electra.config import (
     PrepareConfig,
     PretrainConfig,
@@ -396,7 +397,7 @@ def compare(comparisons: Sequence[Comparison], num_workers: int) -> list[Finetun
             raise
     found = []
     for each in comparisons:
-        best = read_object(each.out / "results.json")["best"]
+        best = read_results(each.out, "best")["best"]
         found.append(read_finetuning(each.out / best / "results.json"))
     return found
 

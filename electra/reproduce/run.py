@@ -40,6 +40,7 @@ from electra.reproduce.plan import (
     find_work,
     finetune_configs,
     keep_plan,
+    known_name,
     open_plan,
 )
 from electra.reproduce.records import Cell, find_known, keep_scores, read_records, read_written
@@ -70,7 +71,8 @@ def find_tasks(tasks: Sequence[str], glue: Path | None, data: Sequence[str]) -> 
         folder = given.get(task, glue if task in GLUE else None)
         need = "--glue DIR" if task in GLUE else f"--data {task}=DIR"
         if folder is None:
-            require(task in TASKS, f"unknown task {task!r}{did_you_mean(task, TASKS)}")
+            near = did_you_mean(task, TASKS)
+            require(task in TASKS, f"unknown task {task!r}{near}; one of your own needs {need}")
             raise UserError(f"{task} has no folder: give {need}, or other --tasks")
         require(folder.is_dir(), f"{folder} is no folder; {task} needs {need}")
         folders[task] = folder
@@ -110,7 +112,7 @@ class Session:
         tasks = {}
         for task in suite.tasks:
             some = next(iter(finetune_configs(suite, row, config, task).values()))
-            tasks[task] = read_task(task, setup.data[task], some)
+            tasks[task] = read_task(known_name(task), setup.data[task], some)
         digests = {
             task: digest_files(map(sha256_file, question.files)) for task, question in tasks.items()
         }
@@ -339,11 +341,12 @@ def compute_run(setup: Setup, run: PlannedRun) -> None:
             pretrain(setup.shards, folder, run.config, pass_over)
     for task in setup.unfinished_tasks(run):
         configs = finetune_configs(setup.suite, run.row, run.config, task)
-        data, out = setup.data[task], setup.finetuning(run, task)
-        if setup.suite.grid:
-            search(folder, task, data, out, configs, seeds=1, progress=pass_over)
-        else:
-            finetune(folder, task, data, out, *configs.values(), seeds=1, progress=pass_over)
+        where = folder, known_name(task), setup.data[task], setup.finetuning(run, task)
+        with setup.telling(run, task) as tell:
+            if setup.suite.grid:
+                search(*where, configs, seeds=1, progress=tell)
+            else:
+                finetune(*where, *configs.values(), seeds=1, progress=tell)
 
 
 @contextmanager

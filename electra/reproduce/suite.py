@@ -114,6 +114,11 @@ class Suite:
         return {row.name: row.against or self.reference for row in self.rows}
 
     @property
+    def num_combinations(self) -> int:
+        """Number of fine-tunings of a run on a task."""
+        return math.prod(1 + setting.count(",") for setting in self.grid)
+
+    @property
     def finetune_settings(self) -> dict[str, list[str]]:
         """Settings of fine-tuning of each task, as field=value, then those of the grid."""
         return self.finetune_settings_of(None)
@@ -134,6 +139,8 @@ class Suite:
     def __post_init__(self) -> None:
         _require_distinct("the rows' names", [row.name for row in self.rows])
         _require_distinct("tasks", self.tasks)
+        for task in self.tasks:
+            require(Path(task).name == task, f"a task's name is that of a folder, not {task!r}")
         for name in self.finetune:
             require_choice("task of finetune", name, (*self.tasks, "all"))
         require(self.seeds >= 1, f"seeds must be >= 1, not {self.seeds}")

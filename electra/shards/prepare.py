@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
 from electra.config import PrepareConfig
 from electra.errors import require
@@ -42,7 +42,7 @@ from electra.shards.pieces import (
     run_here,
     run_on_ray,
 )
-from electra.shards.store import MAX_SHARD_TOKENS
+from electra.shards.store import MAX_SHARD_TOKENS, Manifest
 from electra.text.sources import Sources, find_sources, look
 from electra.text.streams import STDIN, is_url, locate, open_stdin, read_bytes, send
 from electra.tokenizing.tokenizer import Tokenizer
@@ -55,6 +55,13 @@ PLAN = "plan.json"
 """The settings of an unfinished preparation."""
 MAX_NAMED = 8
 """Missing pieces that a message names."""
+
+
+class Begun(TypedDict):
+    """plan.json: the tokenizer's digest, when it was merged that of the text, and settings."""
+
+    tokenizer: str
+    text: NotRequired[str]
 
 
 def prepare(
@@ -198,7 +205,8 @@ def _plan(folder: Path, tokenizer: Tokenizer, config: PrepareConfig, *, clears: 
     names = (*SETTINGS_OF_PIECES, "task_bytes")
     plan = {"tokenizer": tokenizer.digest, **{name: settings[name] for name in names}}
     if path.exists():  # of an older version, without the settings that came later
-        return require_same(folder, {**asdict(PrepareConfig()), **read_object(path)}, plan)
+        begun = read_object(path, Begun)
+        return require_same(folder, {**asdict(PrepareConfig()), **begun}, plan)
     if clears:
         clear_folder(folder)
     # Processes with shares may write the plan at the same time.
@@ -232,7 +240,7 @@ def _is_merged(folder: Path, out: Path, files: Sequence[Path], config: PrepareCo
     """Return whether the last step was begun and pieces may be gone; a URL's never are."""
     if is_url(out) or not (folder / "manifest.json").exists():
         return False
-    plan = read_object(folder / PLAN)
+    plan = read_object(folder / PLAN, Begun)
     if "text" in plan and not any(path == STDIN or path.is_fifo() for path in files):
         require(
             plan["text"] == _digest(list_pieces(files, config, plan["tokenizer"])),
@@ -290,13 +298,13 @@ def _complete(folder: Path, out: Path) -> dict[str, Any]:
     if is_url(out):
         for path, name in list_shards(folder):
             send(path, out / name)
-        manifest = read_object(folder / "manifest.json")
+        manifest = read_object(folder / "manifest.json", Manifest)
         shutil.rmtree(folder)
         return manifest
     move_shards(folder)
     for path in folder.glob("pipe-*"):
         path.unlink(missing_ok=True)
-    manifest = read_object(folder / "manifest.json")
+    manifest = read_object(folder / "manifest.json", Manifest)
     for path in filter(Path.is_file, folder.iterdir()):
         flush_file(path)
     folder.rename(out)
