@@ -43,7 +43,9 @@ def test_a_script_trains_answers_and_exports(toy_shards, toy_question, tmp_path)
     refuse(
         "train.batch_size=", electra.pretrain, **again, settings=settings | {"train.batch_size": 2}
     )
-    refuse("is not a shards folder", electra.pretrain, tmp_path, tmp_path / "run", settings=settings)
+    refuse(
+        "is not a shards folder", electra.pretrain, tmp_path, tmp_path / "run", settings=settings
+    )
     brief = {"epochs": 1, "threads": 1}
     places = (tmp_path / "run", tmp_path / "scores")
     scores = electra.finetune(*places, task="own", data=toy_question, settings=brief)

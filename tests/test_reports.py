@@ -677,3 +677,20 @@ def test_an_export_and_an_import_have_a_page_and_tables(run, tmp_path):
         assert "| generator | ElectraForMaskedLM |" in tables
     (out / "config.json").write_text("{}")
     refuse("config.json is damaged", lambda: read_folders([out]))
+
+
+def test_two_examples_are_shown_and_the_glossary_has_what_is_on_the_page(run_folder, tmp_path):
+    page, runs = tmp_path / "page.html", read_runs([run_folder])
+    view = TokenView("word", "word", False, 0.5)
+    tuned = [finetuned("cola", metric="mcc", num_degenerate=1)]
+    write_page(page, runs, finetunings=tuned, sentences=[[view]] * 5)
+    text = page.read_text()
+    shown, folded = text.split("<summary>3 more examples</summary>")
+    assert (shown.count('class="sentence"'), folded.count('class="sentence"')) == (2, 3)
+    glossary = text.split("<h2>Glossary</h2>")[1]
+    for name in ("disc_auc", "step", "mcc", "constant answer", "collapsed"):
+        assert f"<dt>{name}" in glossary
+    for name in ("lm_loss", "old_disc_loss", "policy_loss", "f1", "from scratch"):
+        assert f"<dt>{name}" not in glossary
+    write_page(page, runs, sentences=[[view]] * 2)
+    assert "more examples" not in page.read_text()

@@ -515,23 +515,47 @@ def test_no_commit_is_none(toy_suite, monkeypatch):
 
 @pytest.mark.slow
 def test_a_task_that_is_added_is_all_that_is_left(toy_suite, words, toy_question, tmp_path, capsys):
+    """Another task of one's own, and minimal pairs, whose scores are those of `electra score`."""
     toy_suite.write_text(TOY.replace("seeds = 2", "seeds = 1").replace("[0.5, 1.0]", "[1.0]"))
+    toy_suite.write_text(re.sub("paper = .*", "", toy_suite.read_text()))
     main(words())
-    toy_suite.write_text(toy_suite.read_text().replace('["own"]', '["own", "topics"]'))
-    more = [*words(), "--data", f"own={toy_question}", f"topics={toy_question}"]
+    tasks = '["own", "topics", "minimal-pairs"]'
+    toy_suite.write_text(toy_suite.read_text().replace('["own"]', tasks))
+    pairs = tmp_path / "pairs.tsv"
+    more = words()
+    place = more.index("--data") + 2
+    more[place:place] = [f"topics={toy_question}", f"minimal-pairs={pairs}"]
+    with pytest.raises(SystemExit):
+        main(more)
+    assert "pairs.tsv is no file of pairs" in capsys.readouterr().err
+    pairs.write_text(
+        "sentence_good\tsentence_bad\tUID\n"
+        + "the queen sold a boat .\tboat a sold queen the .\torder\n" * 3
+        + "the queen sold a boat .\tthe queen sold boat a .\tend\n"
+    )
     capsys.readouterr()
     main([*more, "--dry-run"])
     said = capsys.readouterr().out
-    assert said.count("pre-trained; fine-tune on topics") == 2
-    assert "train.steps=" in said
-    assert "method.objective=" in said
-    assert "own.name=topics" in said
+    assert said.count("pre-trained; left: topics, minimal-pairs") == 2
+    for told in ("train.steps=", "method.objective=", "own.name=topics"):
+        assert told in said
     assert re.search(r"2 of 2 runs are left: about 0s of pre-training and \d+s of fine-tun", said)
     main(more)
-    assert [sorted(each["scores"]) for each in read_all_records(tmp_path / "out")] == [
-        ["own", "topics"]
-    ] * 2
-    assert "| | own | topics |" in (tmp_path / "out/README.md").read_text().replace("|  |", "| |")
+    for record in read_all_records(tmp_path / "out"):
+        assert sorted(record["scores"]) == ["minimal-pairs", "own", "topics"]
+        out = tmp_path / f"{record['run']}.json"
+        main(
+            [
+                "score",
+                str(tmp_path / "runs" / record["run"]),
+                "--pairs",
+                str(pairs),
+                "--out",
+                str(out),
+            ]
+        )
+        assert record["scores"]["minimal-pairs"] == json.loads(out.read_text())["accuracy"]
+    assert "| minimal-pairs | - |" in (tmp_path / "out/README.md").read_text()
 
 
 def test_what_is_refused_before_the_pre_training(toy_suite, refusal, tmp_path):

@@ -28,7 +28,7 @@ from electra.pretraining.init_from import WARMUP_SHARE, fit_to_start
 from electra.pretraining.plan import time_run
 from electra.pretraining.start import build_model, fit_to_shards
 from electra.processes import usable_cores
-from electra.reproduce.suite import MOST_STEPS, Row, Suite
+from electra.reproduce.suite import MOST_STEPS, PAIRS, Row, Suite
 from electra.settings import Within, differences, override, setting_name
 from electra.shards.store import Shards, open_shards
 from electra.tasks.family import Task
@@ -190,6 +190,8 @@ def finetune_configs(
     suite: Suite, row: Row, config: PretrainConfig, task: str
 ) -> dict[str, FinetuneConfig]:
     """Return the settings of a run's fine-tunings on a task, by combination of the suite's grid."""
+    if task == PAIRS:
+        return {}
     # A collapsed seed counts, so that all rows have the same seeds.
     fixed, own = ["reseeds=0", f"threads={config.train.threads}"], suite.fixed_settings(task, row)
     given = {setting_name(setting) for setting in (*own, *suite.grid)}
@@ -475,7 +477,7 @@ def find_digest(finetuning: Path) -> str:
 def count_finetunings(
     setup: Setup, plan: Plan, tasks: Mapping[str, Task]
 ) -> dict[tuple[str, str], float]:
-    """Return the true FLOPs of the training on each task; evaluations are not counted.
+    """Return the true FLOPs of the training on each task; evaluations and PAIRS are not counted.
 
     The mean length of a task's rows is that of a sample. Settings that do not fit a task are
     refused here, before the pre-training.
@@ -483,7 +485,8 @@ def count_finetunings(
     tokenizer = open_shards(setup.shards, verify=False).tokenizer
     configs = {run.row: run.config for run in plan.runs}
     encoders = {row: sketch_objective(config).kept for row, config in configs.items()}
-    counts = {}
+    counts: dict[tuple[str, str], float] = {}
+    counts |= {(row.name, PAIRS): 0.0 for row in encoders}
     for task, question in tasks.items():
         train = question.training_examples
         sample = train[:: -(-len(train) // SAMPLE)]

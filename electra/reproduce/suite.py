@@ -15,6 +15,8 @@ from electra.settings import parse_toml, parse_value, setting_name
 
 SUITES = Path(__file__).parent / "suites"
 SUFFIX = ".toml"
+PAIRS = "minimal-pairs"
+"""The task without training: how often the better of two sentences is the more likely one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +127,10 @@ class Suite:
 
     def finetune_settings_of(self, row: Row | None) -> dict[str, list[str]]:
         """Return the settings of fine-tuning of a row, or of all rows, on each task."""
-        return {task: [*self.fixed_settings(task, row), *self.grid] for task in self.tasks}
+        return {
+            task: [] if task == PAIRS else [*self.fixed_settings(task, row), *self.grid]
+            for task in self.tasks
+        }
 
     def fixed_settings(self, task: str, row: Row | None) -> list[str]:
         """Return what all fine-tunings of a row on a task have in common, as field=value."""
