@@ -43,7 +43,6 @@ from electra.pretraining.continuation import find_finished
 from electra.pretraining.loop import pretrain as run_pretrain
 from electra.pretraining.resolution import resolve
 from electra.processes import Tell, silent
-from electra.reports.page import write_report
 from electra.reports.rendering import to_markdown
 from electra.reports.runs import find_finetunings, finetuning_table, read_finetuning
 from electra.reports.tokens import Word
@@ -242,6 +241,8 @@ def report(folders: Sequence[str | Path], out: str | Path) -> None:
     Raises:
         UserError: A folder is none of these.
     """
+    from electra.reports.page import write_report  # with matplotlib, which nothing else here needs
+
     write_report([Path(each) for each in _list(folders)], Path(out))
 
 

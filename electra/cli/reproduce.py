@@ -134,7 +134,7 @@ def reproduce(
         shards: A folder that `electra prepare` wrote.
         glue: The folder of GLUE's tasks.
         data: Folders of other tasks, as TASK=FOLDER, such as squad-1.1=squad. A task whose name no
-            task has is one of your own. minimal-pairs takes a file, as for `electra score --pairs`.
+            task has is one of your own. minimal-pairs takes a file, as for `electra score`.
         runs: The folder of all runs, which are kept.
         out: The folder of the results: records, tables, figures, page.
         earlier: Results folders of other suites. Their runs of the same name are not computed
