@@ -225,7 +225,9 @@ def read_seed(folder: Path) -> dict[str, Any]:
     with advise_to_remove(folder, "run the seed again"):
         path = folder / "results.json"
         record = read_object(path, SeedResults)
-        require_fields(record, SeedResults.__annotations__.keys() - {"replaces"}, path)
+        require_fields(
+            record, SeedResults.__annotations__.keys() - {"replaces", "other_scores"}, path
+        )
         return record
 
 
