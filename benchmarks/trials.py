@@ -97,6 +97,29 @@ READERS = [
     ["export", "copy", "--out", "new"],
     ["pretrain", "shards", "--init-from", "copy", "--out", "new", "--set", *SHORT],
 ]
+LONGER = [each.replace("steps=40", "steps=41") for each in SMALL]
+OURS = {
+    "run/manifest.json": (
+        ["report", "copy", "--out", "new.html"],
+        ["export", "copy", "--out", "new"],
+        ["pretrain", "shards", "--out", "copy", "--set", *LONGER],
+    ),
+    "run/config.json": (["report", "copy", "--out", "new.html"],),
+    "run/results.json": (["inspect", "copy"],),
+    "run/samples.json": (["report", "copy", "--out", "new.html"],),
+    "scores/results.json": (
+        ["report", "copy", "--out", "new.html"],
+        ["predict", "copy", "--input", "task/dev.tsv", "--out", "new.jsonl"],
+    ),
+    "scores/config.json": (["export", "copy", "--out", "new"],),
+    "exported/config.json": (["report", "copy", "--out", "new.html"],),
+    "exported/electra.json": (["report", "copy", "--out", "new.html"],),
+    "shards/manifest.json": (
+        ["inspect", "copy"],
+        ["pretrain", "copy", "--out", "new", "--set", *SHORT],
+    ),
+}
+"""Our own JSON files, and commands that read them."""
 REFUSED = ("refused",)
 Harm = Callable[[Path], object]
 """Damages a folder."""
@@ -517,39 +540,31 @@ def replace_part(key: str, value: Any, folder: Path) -> None:
     rewrite("tokenizer.json", lambda all: all | {key: value}, folder)
 
 
+JUNK: list[Any] = [
+    *(None, True, -1, 0, 1.5, 10**9, 10**30, 1e300, "x", "", "\ud800"),
+    *([], {}, [[]], {"type": "x"}),
+]
+
+
+def spoil(seed: float) -> Callable[[Any], Any]:
+    """Return what makes one value of JSON, drawn by the seed, another one."""
+
+    def change(values: Any) -> Any:
+        draw, place = random.Random(seed), values
+        while True:
+            keys = [*place] if isinstance(place, dict) else range(len(place))
+            key = draw.choice(keys)
+            is_leaf = not (isinstance(place[key], dict | list) and place[key])
+            if is_leaf or draw.random() < 0.3:
+                place[key] = draw.choice(JUNK)
+                return values
+            place = place[key]
+
+    return change
+
+
 def list_json_damages(rng: random.Random) -> Iterator[tuple[str, Harm, tuple[str, ...]]]:
     """Yield what JSON files of a model may become: any value anything, and what is no JSON."""
-    junk: list[Any] = [
-        None,
-        True,
-        -1,
-        0,
-        1.5,
-        10**9,
-        10**30,
-        1e300,
-        "x",
-        "",
-        [],
-        {},
-        [[]],
-        {"type": "x"},
-    ]
-
-    def spoil(seed: float) -> Callable[[Any], Any]:
-        def change(values: Any) -> Any:
-            draw, place = random.Random(seed), values
-            while True:
-                keys = [*place] if isinstance(place, dict) else range(len(place))
-                key = draw.choice(keys)
-                is_leaf = not (isinstance(place[key], dict | list) and place[key])
-                if is_leaf or draw.random() < 0.3:
-                    place[key] = draw.choice(junk)
-                    return values
-                place = place[key]
-
-        return change
-
     for name, number in (("config.json", 30), ("tokenizer.json", 40), ("tokenizer_config.json", 8)):
         for each in range(number):
             change = partial(rewrite, name, spoil(rng.random()))
@@ -613,11 +628,28 @@ def try_weights(folder: Path) -> Iterator[Trial]:
             yield Trial(f"{reader[0]} {body}: {name}", reader, ends, prepare)
 
 
+def try_shapes(folder: Path) -> Iterator[Trial]:
+    """Our own JSON files, a value of which is another one: refused, or it does not matter."""
+    rng = random.Random(0)
+    copy = folder / "copy"
+    for path, commands in OURS.items():
+        top, name = path.split("/")
+        for number in range(24):
+
+            def harm(top: str = top, name: str = name, seed: float = rng.random()) -> None:
+                remove(copy, *(folder / each for each in ("new", "new.html", "new.jsonl")))
+                rewrite(name, spoil(seed), shutil.copytree(folder / top, copy))
+
+            words = commands[number % len(commands)]
+            yield Trial(f"{words[0]}: {path} {number}", words, ("refused", "done", "noted"), harm)
+
+
 SERIES: dict[str, Callable[[Path], Iterator[Trial]]] = {
     "damage": try_damage,
     "hostile": try_hostile,
     "kills": try_kills,
     "races": try_races,
+    "shapes": try_shapes,
     "weights": try_weights,
 }
 

@@ -17,13 +17,16 @@ if TYPE_CHECKING:
         finetune,
         load,
         predict,
+        prepare,
         pretrain,
+        report,
         score,
     )
     from electra.processes import Interrupted
 
 __all__ = ["Interrupted", "Model", "UserError", "__version__", "detect", "embed", "encode"]
-__all__ += ["export", "fill", "finetune", "load", "predict", "pretrain", "score"]
+__all__ += ["export", "fill", "finetune", "load", "predict", "prepare", "pretrain"]
+__all__ += ["report", "score"]
 
 
 def __getattr__(name: str) -> Any:

@@ -85,9 +85,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 def from_dict(config_type: type[ConfigType], values: Mapping[str, Any]) -> ConfigType:
     """Return the config from the dictionaries of `to_dict`. Missing fields get their defaults.
 
-    Fields are missing if an older version wrote the dictionaries. A field that is unknown, or has a
-    value of another type, is a UserError; a TypeError or AttributeError says that they are not from
-    `to_dict`.
+    A field that is unknown, or has a value of another type, is a UserError.
     """
     config_type = _choose_kind(config_type, values)
     hints = _types(config_type)
@@ -95,6 +93,7 @@ def from_dict(config_type: type[ConfigType], values: Mapping[str, Any]) -> Confi
     for name, value in values.items():
         require(name in hints, f"{name} is no setting of this electra, but maybe of a newer one")
         if dataclasses.is_dataclass(hints[name]):
+            require(isinstance(value, dict), f"{name} must be a table, not {value!r}")
             value = from_dict(hints[name], value)
         elif type(value) is not hints[name]:
             value = parse_value(name, value, hints[name])

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import re
 import reprlib
 import shutil
 import stat
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from electra.errors import UserError, require
+from electra.shapes import check_shape, check_unicode
 
 try:
     import fcntl
@@ -125,16 +127,29 @@ def read_text(path: Path) -> str:
         raise UserError(f"{path}, line {line}: not UTF-8") from None
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; any other file is refused by its name."""
-    return parse_object(read_text(path), path)
+def read_object(path: Path, shape: Any = dict) -> dict[str, Any]:
+    """Return the object in a JSON file of the shape of a TypedDict; refuse any other by its name.
+
+    Refused is half of a surrogate pair, too, which no text of ours could be written with.
+    """
+    value: dict[str, Any] = read_json(path, shape)
+    return value
+
+
+def read_json(path: Path, shape: Any) -> Any:
+    """Return the value in a JSON file as `read_object` does; it need not be an object."""
+    text = read_text(path)
+    value = parse_json(text, path)
+    if SURROGATE.search(text):
+        check_unicode(value, path)
+    check_shape(value, shape, path)
+    return value
 
 
 def parse_object(text: str | bytes, place: object) -> dict[str, Any]:
     """Return the object of a JSON text, such as a line of a file; refuse any other value."""
-    value = parse_json(text, place)
-    if not isinstance(value, dict):
-        raise UserError(f"{place}: must be a JSON object, not {reprlib.repr(value)}")
+    value: dict[str, Any] = parse_json(text, place)
+    check_shape(value, dict, place)
     return value
 
 
@@ -176,6 +191,8 @@ def _to_float(number: str) -> float:
     return value
 
 
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+"""Half of a pair, as JSON writes it."""
 JSON = json.JSONDecoder(object_pairs_hook=_to_dict, parse_float=_to_float, parse_constant=_to_float)
 
 

@@ -14,12 +14,20 @@ import numpy as np
 
 from electra.assignments import override
 from electra.checkpoints.checkpoint import find_checkpoint, run_of
-from electra.checkpoints.folder import is_finetuned, is_huggingface, read_finetuned, read_sizes
+from electra.checkpoints.folder import (
+    is_finetuned,
+    is_huggingface,
+    read_finetuned,
+    read_model,
+    read_sizes,
+)
 from electra.checkpoints.manifest import find_best
 from electra.errors import UserError, require, require_choice
 from electra.files import refuse_existing
 from electra.finetuning.loop import finetune as run_finetune
 from electra.finetuning.loop import ignore
+from electra.finetuning.results import read_finished
+from electra.finetuning.start import read_job
 from electra.inference.ask import Candidate, load_asked
 from electra.inference.ask import detect as run_detect
 from electra.inference.ask import fill as run_fill
@@ -32,13 +40,17 @@ from electra.inference.similarity import choose_layer, read_pairs
 from electra.interop.export import export as run_export
 from electra.interop.sentence_transformers import Similarity
 from electra.presets import finetune_preset
+from electra.pretraining.continuation import find_finished
 from electra.pretraining.loop import pretrain as run_pretrain
 from electra.pretraining.resolution import resolve
 from electra.processes import Tell, silent
 from electra.reports.rendering import to_markdown
 from electra.reports.runs import find_finetunings, finetuning_table, read_finetuning
 from electra.reports.tokens import Word
+from electra.shards.config import PrepareConfig
+from electra.shards.prepare import prepare as prepare_shards
 from electra.text.tables import read_texts
+from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Precision
 
 Settings = Mapping[str, Any]
@@ -181,17 +193,27 @@ def fill(model: Asked, texts: Sequence[str], *, top: int = 5) -> list[list[list[
     return run_fill(_open(model).generator, _list_texts(texts), top)
 
 
-def score(model: Asked, sentences: Sequence[str]) -> list[Score]:
-    """Return the pseudo-log-likelihood of each sentence, as `electra score`.
+def score(
+    model: Asked,
+    sentences: Sequence[str],
+    *,
+    network: Literal["kept", "generator", "corrector"] = "kept",
+) -> list[Score]:
+    """Return the pseudo-log-likelihood of each sentence, with its tokens; as `electra score`.
 
     Args:
         model: A run, an export or another Hugging Face folder.
         sentences: The sentences; a blank one has a sum of NaN.
+        network: kept: the network that pre-training returns; or another one of a run.
 
     Raises:
         UserError: The network gives no such probabilities, or a sentence is too long.
     """
-    return _open(model).scorer.score(_list_texts(sentences))
+    require_choice("network", network, ("kept", "generator", "corrector"))
+    opened = _open(model)
+    is_kept = network == "kept"
+    scorer = opened.scorer if is_kept else load_scorer(opened.folder, network, opened.precision)
+    return scorer.score(_list_texts(sentences))
 
 
 def predict(model: Asked, records: Sequence[Any]) -> list[dict[str, Any]]:
@@ -210,6 +232,46 @@ def predict(model: Asked, records: Sequence[Any]) -> list[dict[str, Any]]:
     return _open(model).finetuned.answer(_list(records)).records
 
 
+def prepare(
+    text: Sequence[str | Path],
+    out: str | Path,
+    *,
+    tokenizer: str | Path,
+    settings: Settings | None = None,
+) -> dict[str, Any]:
+    """Turn text into a folder of token shards, and return the contents of its manifest.json.
+
+    The same call continues what was interrupted.
+
+    Args:
+        text: Files, folders or globs.
+        out: The folder to write; must not exist.
+        tokenizer: A folder of a vocabulary or a model, or a tokenizer's file.
+        settings: Settings to change, as `{"border": "line"}`.
+
+    Raises:
+        UserError: There is no such text, `out` exists, or settings are not valid.
+    """
+    names, loaded = [str(each) for each in _list(text)], Tokenizer.load(Path(tokenizer))
+    config = override(PrepareConfig(), _assign(settings or {}))
+    return prepare_shards(names, loaded, out, config)
+
+
+def report(folders: Sequence[str | Path], out: str | Path) -> None:
+    """Write a page about runs, fine-tunings and models, or tables if the name ends with .md.
+
+    Args:
+        folders: The folders, in any order.
+        out: The file to write, .html or .md; one that is there is replaced.
+
+    Raises:
+        UserError: A folder is none of these.
+    """
+    from electra.reports.page import write_report  # with matplotlib, which nothing else here needs
+
+    write_report([Path(each) for each in _list(folders)], Path(out))
+
+
 def pretrain(
     shards: str | Path,
     out: str | Path,
@@ -221,10 +283,10 @@ def pretrain(
 ) -> dict[str, Any]:
     """Pre-train into a run folder, and return the contents of results.json.
 
-    The same call continues a run that was interrupted, and one with more train.steps makes a run
-    longer. A preset's warm-up is cut to a tenth of a short schedule, unless it is set. With
-    train.init_from, sizes are those of that model, and the rate is a sixth of the preset's. A
-    warning names the settings that the run does not read.
+    The same call continues a run that was interrupted, or returns the results of one that is
+    finished; one with more train.steps makes a run longer. A preset's warm-up is cut to a tenth of
+    a short schedule, unless it is set. With train.init_from, sizes are those of that model, and the
+    rate is a sixth of the preset's. A warning names the settings that the run does not read.
 
     Args:
         shards: Folder that `electra prepare` wrote.
@@ -240,7 +302,8 @@ def pretrain(
         Interrupted: A signal stopped the run; the checkpoint is written.
     """
     config = resolve(preset, recipe, _assign(settings or {}), run=Path(out))
-    return run_pretrain(Path(shards), Path(out), config, show)
+    finished = find_finished(Path(shards), Path(out), config)
+    return finished or run_pretrain(Path(shards), Path(out), config, show)
 
 
 def finetune(
@@ -256,9 +319,11 @@ def finetune(
 ) -> dict[str, Any]:
     """Fine-tune with seeds 0, 1, ..., write a folder, and return the contents of results.json.
 
+    The same call continues what was interrupted, or returns the results of what is finished.
+
     Args:
         start: A run, a Hugging Face folder, or another fine-tuning.
-        out: The folder to write; must not exist.
+        out: The folder to write: new, or of the same fine-tuning.
         task: Name of the task, or a .toml file that describes one.
         data: Folder of the task's files.
         seeds: Number of seeds; their median is the score.
@@ -270,6 +335,10 @@ def finetune(
         UserError: Folders, files or settings do not fit together.
     """
     config = override(finetune_preset(read_sizes(Path(start))), _assign(settings or {}))
+    if (Path(out) / "results.json").exists():
+        model = read_model(Path(start))
+        job = read_job(model, task, Path(data), config, from_scratch=from_scratch)
+        return read_finished(Path(out), job.settings(), seeds)
     return run_finetune(
         *(Path(start), task, Path(data), Path(out), config),
         seeds=seeds,

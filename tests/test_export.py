@@ -1,6 +1,8 @@
 """Exports for other programs: cards that run, BERT's classes, sentence-transformers, ONNX."""
 
+import ast
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -237,3 +239,26 @@ def test_the_verb_writes_onnx_that_agrees(run, toy_text, tmp_path, monkeypatch):
     says = "int8 agrees with float32 in  ...  decisions; it must"
     refuse(says, export, run, tmp_path / "refused", int8_text=["the queen sold a boat ."])
     assert not (tmp_path / "refused").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ['a"); import os; ("', "it's", "b`c``d|e", "$(exit)", "two\nlines", "back\\slash\\"]
+)
+def test_a_folders_name_is_quoted_for_each_language(run, tmp_path, capsys, name):
+    """Python of the card and of the next command parses, and holds the name as one string."""
+    out = tmp_path / name
+    export(run, out)
+    card = (out / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    nodes = [*ast.walk(ast.parse(code))]
+    assert [each.value for each in nodes if getattr(each, "value", None) == name] == [name, name]
+    assert [n.name for each in nodes if isinstance(each, ast.Import) for n in each.names] == [
+        "torch"
+    ]
+    (row,) = (line for line in card.splitlines() if line.startswith("| transformers |"))
+    assert re.search(r"^\| transformers \| (`+) ?pipeline\(.*\) ?\1 \|$", row)
+    assert len(re.findall(r"(?<!\\)\|", row)) == 3
+    main(["report", str(out), "--out", str(tmp_path / "page.html")])
+    following = capsys.readouterr().out.split("next: ")[1]
+    if "\n" not in name:  # which the terminal does not show as it is
+        assert str(out) in shlex.split(following)

@@ -137,3 +137,24 @@ def test_a_vocabulary_of_another_text_is_noted(toy_text, toy_tokenizer, corpus, 
         out = ["--tokenizer", str(tmp_path / "vocabulary"), "--out", str(tmp_path / path.stem)]
         printed = succeed(capsys, "prepare", path, *out, "--set", "workers=1").err
         assert ("of the tokens are unknown" in printed) == is_foreign
+
+
+def test_a_run_and_its_samples_are_shown(run, tmp_path, capsys):
+    main(["inspect", str(run)])
+    said = capsys.readouterr().out
+    for told in (
+        "disc_auc",
+        "learning rate",
+        "replaced?",
+        "samples.json: ",
+        "next: electra report",
+    ):
+        assert told in said
+    main(["inspect", str(run), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["tables"][0]["headers"][0] == "run"
+    assert found["samples"][0][0].keys() >= {"token", "original", "is_replaced", "prob_replaced"}
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(SystemExit):
+        main(["inspect", str(tmp_path / "nothing")])
+    assert "is no shards folder" in capsys.readouterr().err

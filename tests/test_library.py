@@ -4,6 +4,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from refusals import refuse
 from runs import SMALL
 
 import electra
@@ -37,10 +38,22 @@ def test_a_script_trains_answers_and_exports(toy_shards, toy_question, tmp_path)
     results = electra.pretrain(toy_shards, tmp_path / "run", settings=settings, show=seen.append)
     assert results["steps"] == 20
     assert seen
+    again = {"shards": toy_shards, "out": tmp_path / "run"}
+    assert electra.pretrain(**again, settings=settings) == results  # a cell is run again
+    refuse(
+        "train.batch_size=", electra.pretrain, **again, settings=settings | {"train.batch_size": 2}
+    )
+    refuse(
+        "is not a shards folder", electra.pretrain, tmp_path, tmp_path / "run", settings=settings
+    )
     brief = {"epochs": 1, "threads": 1}
     places = (tmp_path / "run", tmp_path / "scores")
     scores = electra.finetune(*places, task="own", data=toy_question, settings=brief)
     assert 0 <= scores["median"] <= 1
+    asked = {"task": "own", "data": toy_question, "settings": brief}
+    assert electra.finetune(*places, **asked) == scores
+    refuse("has 1 seed, not 2", electra.finetune, *places, **asked, seeds=2)
+    refuse("begun with another", electra.finetune, *places, **asked, from_scratch=True)
     (answer,) = electra.predict(electra.load(tmp_path / "scores"), [{"text": TEXTS[0]}])
     assert answer["prediction"] in ("woman", "other")
     assert electra.export(tmp_path / "run", tmp_path / "hf").architecture == "ElectraForPreTraining"
@@ -49,6 +62,22 @@ def test_a_script_trains_answers_and_exports(toy_shards, toy_question, tmp_path)
     assert found == ("BertModel", None)
     exported = electra.embed(electra.load(tmp_path / "hf"), TEXTS)
     assert np.allclose(exported, electra.embed(electra.load(tmp_path / "run"), TEXTS), atol=1e-5)
+
+
+def test_a_script_prepares_scores_and_reports(run, toy_text, toy_tokenizer, tmp_path):
+    toy_tokenizer.save(tmp_path / "vocabulary")
+    settings = {"heldout_prob": 0.1, "workers": 1}
+    given = {"tokenizer": tmp_path / "vocabulary", "settings": settings}
+    manifest = electra.prepare([toy_text], tmp_path / "shards", **given)
+    assert manifest["parts"]["train"]["num_tokens"] > 1000
+    refuse("exists already", electra.prepare, [toy_text], tmp_path / "shards", **given)
+    (first, second) = electra.score(run, TEXTS)
+    assert first.text == TEXTS[0]
+    assert first.pll < 0
+    assert second.num_tokens < first.num_tokens
+    refuse("unknown network 'both'", electra.score, run, TEXTS, network="both")
+    electra.report([run], tmp_path / "report.html")
+    assert "Pre-training" in (tmp_path / "report.html").read_text()
 
 
 BRIEF = {name: SMALL[name] for name in SMALL if not name.startswith(("model", "generator"))}

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,36 @@ def test_systemd_takes_the_sample(tmp_path):
     checked = subprocess.run(words, capture_output=True, text=True)
     own = [each for each in checked.stderr.splitlines() if "electra.service" in each]
     assert (checked.returncode, own) == (0, []), checked.stderr
+
+
+def build(source, out):
+    words = ["wheel", str(source), "--no-deps", "--no-build-isolation", "--wheel-dir", str(out)]
+    subprocess.run([sys.executable, "-m", "pip", "-q", *words], check=True)
+    (wheel,) = out.glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        return packed.read("electra/commit.txt").decode()
+
+
+@pytest.mark.slow
+def test_a_wheel_knows_its_commit(tmp_path):
+    """Built in the repository, and from the source archive, which has no .git."""
+    source = tmp_path / "source"
+    names = ["pyproject.toml", "setup.py", "README.md", "LICENSE"]
+    shutil.copytree(ROOT / "electra", source / "electra", ignore=shutil.ignore_patterns("*.pyc"))
+    for name in names:
+        shutil.copy(ROOT / name, source)
+    git = ["git", "-C", source, "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *words], check=True)
+    said = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    commit = said.stdout.strip()
+    assert build(source, tmp_path / "first") == commit
+    command = [sys.executable, "setup.py", "-q", "sdist", "--dist-dir", str(tmp_path)]
+    subprocess.run(command, check=True, cwd=source)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    shutil.unpack_archive(archive, tmp_path / "unpacked")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    assert build(unpacked, tmp_path / "second") == commit
+    with (source / "electra" / "version.py").open("a") as file:
+        file.write("# changed\n")
+    assert build(source, tmp_path / "third").startswith(f"{commit}+changes-")

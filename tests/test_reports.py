@@ -126,29 +126,38 @@ DAMAGE = [
     ("config.json", '{"train": 5}', "config.json is not the config of a run"),
     ("config.json", {"later": 5}, "run: later is no setting of this electra"),
     ("config.json", '{"model": {"hidden_size": "x"}}', "must be a whole number, not 'x'"),
-    ("samples.json", "5", "samples.json is not rows of tokens"),
-    ("samples.json", '[[{"token": 1}]]', "samples.json is not rows of tokens"),
-    ("samples.json", {"prob_replaced": "x"}, "'x' is no number"),
-    ("samples.json", {"prob_replaced": 2}, "'a' with 2 is no token"),
-    ("samples.json", {"token": None}, "None with 0.5 is no token"),
+    ("samples.json", "5", "samples.json: must be a list, not 5"),
+    ("samples.json", '[[{"token": 1}]]', "[0][0] lacks 'is_replaced', 'original', 'prob_re"),
+    ("samples.json", {"prob_replaced": "x"}, "[0][0].prob_replaced must be a number in [0, 1]"),
+    ("samples.json", {"prob_replaced": 2}, "must be a number in [0, 1], not 2"),
+    ("samples.json", {"token": None}, "[0][0].token must be text, not None"),
     ("samples.json", {"prob_replaced": float("inf")}, "Infinity"),
-    (RESULTS, "{}", "it lacks 'start'"),
-    *((RESULTS, {"median": x}, f"results: {x!r} is no num") for x in (None, "0.5", True, [1])),
-    (RESULTS, {"std": "high"}, "results: 'high' is no num"),
-    (RESULTS, {"num_degenerate": "1"}, "results: '1' is no num"),
-    (RESULTS, {"majority": {"mcc": "x"}}, "'x' is no number"),
-    (RESULTS, {"majority": 5}, "is not a fine-tuning's results"),
-    (RESULTS, {"seeds": ["0"]}, "is not a fine-tuning's results"),
-    (RESULTS, {"with_replacements": {"median": "x"}}, "'x' is no"),
-    (RESULTS, {"median": 10**400}, "is not a fine-tuning's"),
+    (RESULTS, "{}", "it lacks 'from_scratch', 'majority'"),
+    *(
+        (RESULTS, {"median": x}, f"median must be a number, not {x!r}")
+        for x in (None, "0.5", True, [1])
+    ),
+    (RESULTS, {"std": "high"}, "std must be a number or null, not 'high'"),
+    (RESULTS, {"num_degenerate": "1"}, "num_degenerate must be a whole number >= 0, not '1'"),
+    (RESULTS, {"num_degenerate": -1}, "num_degenerate must be a whole number >= 0, not -1"),
+    (RESULTS, {"majority": {"mcc": "x"}}, "majority.mcc must be a number or null, not 'x'"),
+    (RESULTS, {"majority": 5}, "majority must be a JSON object, not 5"),
+    (RESULTS, {"seeds": ["0"]}, "seeds must be a JSON object, not ['0']"),
+    (RESULTS, {"seeds": {"0": {"scores": {}}}}, "seeds.0.scores lacks 'mcc'"),
+    (RESULTS, {"seeds": {"x": {"scores": {"mcc": 1}}}}, "seeds must be named by numbers, not 'x'"),
+    (RESULTS, {"with_replacements": {"median": 1}}, "with_replacements lacks 'seeds'"),
+    (RESULTS, {"with_replacements": {"median": "x", "seeds": {}}}, "median must be a number"),
+    (RESULTS, {"median": 10**400}, "median must be a number, not 1"),
+    (RESULTS, {"device": "\ud800"}, r"device must be whole characters, not '\ud800'"),
     (RESULTS, {"median": float("nan")}, "NaN"),
     *(
-        ("manifest.json", {name: value}, "manifest.json of tiny is not that of a")
-        for name, value in (
-            ("packages", 5),
-            ("flops", [{"paper": "x"}]),
-            ("flops", [5]),
-            ("flops", 5),
+        ("manifest.json", {name: value}, said)
+        for name, value, said in (
+            ("packages", 5, "packages must be a JSON object, not 5"),
+            ("flops", [5], "flops must be a JSON object, not [5]"),
+            ("flops", {"true": 1.0}, "flops lacks 'paper'"),
+            ("dtype", 1, "dtype must be text, not 1"),
+            ("device", "a\ud800", r"device must be whole characters, not 'a\ud800'"),
         )
     ),
 ]
@@ -607,6 +616,7 @@ def test_scores_stand_beside_the_public_mark():
     assert [[row[0], *row[3:7]] for row in mark_table(found).rows] == [
         ["mrpc", "0.600 ± 0.010", "0.699 / 0.729", "between", "0.711"],
         ["qnli", "-", "0.779 / 0.812", "above both", "0.815"],
+        ["wnli", "-", "-", "", "-"],
         ["rte", "-", "-", "", "0.572"],
         ["mnli", "-", "0.654 / 0.683", "below both", "0.702"],
         ["mnli after qnli", "-", "0.654 / 0.683", "above both", "0.702"],
@@ -669,3 +679,20 @@ def test_an_export_and_an_import_have_a_page_and_tables(run, tmp_path):
         assert "| generator | ElectraForMaskedLM |" in tables
     (out / "config.json").write_text("{}")
     refuse("config.json is damaged", lambda: read_folders([out]))
+
+
+def test_two_examples_are_shown_and_the_glossary_has_what_is_on_the_page(run_folder, tmp_path):
+    page, runs = tmp_path / "page.html", read_runs([run_folder])
+    view = TokenView("word", "word", False, 0.5)
+    tuned = [finetuned("cola", metric="mcc", num_degenerate=1)]
+    write_page(page, runs, finetunings=tuned, sentences=[[view]] * 5)
+    text = page.read_text()
+    shown, folded = text.split("<summary>3 more examples</summary>")
+    assert (shown.count('class="sentence"'), folded.count('class="sentence"')) == (2, 3)
+    glossary = text.split("<h2>Glossary</h2>")[1]
+    for name in ("disc_auc", "step", "mcc", "constant answer", "collapsed"):
+        assert f"<dt>{name}" in glossary
+    for name in ("lm_loss", "old_disc_loss", "policy_loss", "f1", "from scratch"):
+        assert f"<dt>{name}" not in glossary
+    write_page(page, runs, sentences=[[view]] * 2)
+    assert "more examples" not in page.read_text()

@@ -41,7 +41,9 @@ from electra.reproduce.plan import (
     count_finetunings,
     find_finetunings,
     find_work,
+    finetune_configs,
     keep_plan,
+    known_name,
     make_plan,
     open_plan,
 )
@@ -472,10 +474,88 @@ def test_the_work_that_is_left(toy_suite, toy_shards, toy_question, tmp_path):
     assert left == (pytest.approx(share * trunk.flops["true"]), finetuning)
     (folder / "results.json").touch()
     assert find_work(setup, trunk, counts) == (0, finetuning)
+    with setup.telling(trunk, "own") as tell:  # of a fine-tuning that is on its way
+        tell({"part": "task"})
+        tell({"part": "train", "step": 20, "steps": 80})
+        assert find_work(setup, trunk, counts) == (0, pytest.approx(0.75 * finetuning))
+    assert find_work(setup, trunk, counts) == (0, finetuning)
+    assert not [*folder.glob("*.share")]
     (folder / "finetune-own").mkdir()
     assert find_work(setup, trunk, counts) == (0, 0)
     # Of the one that branches off, the decay: half of its steps.
     assert find_work(setup, branched, counts) == (branched.flops["true"] / 2, finetuning)
+
+
+def test_your_own_tasks_have_names(toy_suite, tmp_path):
+    suite = dataclasses.replace(read_suite(toy_suite), tasks=("topics", "own"))
+    given = [f"topics={tmp_path}", f"own={tmp_path}"]
+    assert find_tasks(suite.tasks, None, given) == {"topics": tmp_path, "own": tmp_path}
+    refuse("unknown task 'topics'", find_tasks, suite.tasks, None, given[1:])
+    row, config = suite.rows[0], PRESETS["tiny"]
+    named = {
+        task: finetune_configs(suite, row, config, task)[""].own.name
+        for task in (*suite.tasks, "cola")
+    }
+    assert named == {"topics": "topics", "own": "own", "cola": "own"}
+    assert [known_name(task) for task in (*named, "tagging")] == ["own", "own", "cola", "tagging"]
+    refuse("a task's name is that of a folder", dataclasses.replace, suite, tasks=("../x",))
+
+
+def test_no_commit_is_none(toy_suite, monkeypatch):
+    """Of code that knows no commit the table has none, and not the word None."""
+    records = [
+        {
+            **{"run": "a", "seed": 0, "steps": 1, "tokens": 1, "devices": ["CPU"]},
+            **{"flops": {"true": 1.0, "paper": 1.0}, "commits": commits},
+        }
+        for commits in ([], ["a" * 40])
+    ]
+    assert [row[6] for row in report.trace_runs(records).rows] == ["not recorded", "a" * 10]
+
+
+@pytest.mark.slow
+def test_a_task_that_is_added_is_all_that_is_left(toy_suite, words, toy_question, tmp_path, capsys):
+    """Another task of one's own, and minimal pairs, whose scores are those of `electra score`."""
+    toy_suite.write_text(TOY.replace("seeds = 2", "seeds = 1").replace("[0.5, 1.0]", "[1.0]"))
+    toy_suite.write_text(re.sub("paper = .*", "", toy_suite.read_text()))
+    main(words())
+    tasks = '["own", "topics", "minimal-pairs"]'
+    toy_suite.write_text(toy_suite.read_text().replace('["own"]', tasks))
+    pairs = tmp_path / "pairs.tsv"
+    more = words()
+    place = more.index("--data") + 2
+    more[place:place] = [f"topics={toy_question}", f"minimal-pairs={pairs}"]
+    with pytest.raises(SystemExit):
+        main(more)
+    assert "pairs.tsv is no file of pairs" in capsys.readouterr().err
+    pairs.write_text(
+        "sentence_good\tsentence_bad\tUID\n"
+        + "the queen sold a boat .\tboat a sold queen the .\torder\n" * 3
+        + "the queen sold a boat .\tthe queen sold boat a .\tend\n"
+    )
+    capsys.readouterr()
+    main([*more, "--dry-run"])
+    said = capsys.readouterr().out
+    assert said.count("pre-trained; left: topics, minimal-pairs") == 2
+    for told in ("train.steps=", "method.objective=", "own.name=topics"):
+        assert told in said
+    assert re.search(r"2 of 2 runs are left: about 0s of pre-training and \d+s of fine-tun", said)
+    main(more)
+    for record in read_all_records(tmp_path / "out"):
+        assert sorted(record["scores"]) == ["minimal-pairs", "own", "topics"]
+        out = tmp_path / f"{record['run']}.json"
+        main(
+            [
+                "score",
+                str(tmp_path / "runs" / record["run"]),
+                "--pairs",
+                str(pairs),
+                "--out",
+                str(out),
+            ]
+        )
+        assert record["scores"]["minimal-pairs"] == json.loads(out.read_text())["accuracy"]
+    assert "| minimal-pairs | - |" in (tmp_path / "out/README.md").read_text()
 
 
 def test_what_is_refused_before_the_pre_training(toy_suite, refusal, tmp_path):
@@ -522,7 +602,13 @@ def test_results_of_other_shards_are_not_overwritten_even_if_they_lack_a_task(
 ):
     suite = read_suite(toy_suite)
     plan = make_plan(suite, open_shards(toy_shards))
-    record = {"run": plan.runs[0].name, "scores": {}, "shards": "other"}
+    first = plan.runs[0]
+    record = {
+        **{"run": first.name, "row": first.row.name, "fraction": 0.5, "seed": 0, "steps": 1},
+        **{"tokens": 1, "flops": first.flops, "seconds": 1, "heldout": None, "scores": {}},
+        **{"branched_from": None, "commits": [], "devices": [], "shards": "other"},
+        **{"config": to_dict(first.config), "finetune": {}},
+    }
     (tmp_path / "results.json").write_text(json.dumps({"suite": {}, "records": [record]}))
     refuse("is of other shards; choose another folder", find_known, tmp_path, [], suite, plan, {})
 

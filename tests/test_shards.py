@@ -548,14 +548,17 @@ def test_foreign_folders_are_refused(make, tmp_path):
     out = tmp_path / "out"
     original = make("out")["manifest.json"]
     manifest = json.loads(original)
-    without_shards = {**manifest, "parts": {**manifest["parts"], "heldout": {"shards": []}}}
+    nothing = {"num_tokens": 0, "num_lines": 0, "num_documents": 0, "shards": []}
+    without_shards = {**manifest, "parts": {**manifest["parts"], "heldout": nothing}}
     refuse("is not a shards folder (no manifest.json)", lambda: open_shards(tmp_path))
     for content, message in (
         ("{", "manifest.json, line 1: not valid JSON"),
         ('{"format": "run", "version": 1, "dtype": 1}', "is not the manifest of a shards folder"),
         (json.dumps({**manifest, "version": 2}), "has format version 2; this electra reads 1"),
         (json.dumps({**manifest, "dtype": "<u4"}), "is damaged: dtype '<u4' is wrong"),
-        (json.dumps({**manifest, "parts": {}}), "is damaged: a field is missing"),
+        (json.dumps({**manifest, "parts": {}}), "manifest.json: parts lacks 'heldout', 'train'"),
+        (json.dumps({**manifest, "text": 5}), "manifest.json: text must be a JSON object, not 5"),
+        (json.dumps(manifest).replace('"num_lines": ', '"num_lines": -'), "must be a whole number"),
         (json.dumps(without_shards), "is damaged: no shard of part heldout"),
     ):
         (out / "manifest.json").write_text(content)
@@ -566,7 +569,7 @@ def test_foreign_folders_are_refused(make, tmp_path):
         entry[f"num_{column}"] = 0
         entry["sha256"][column] = hashlib.sha256().hexdigest()
     (out / "manifest.json").write_text(json.dumps(manifest))
-    refuse("heldout-00000.tokens is damaged:", open_shards, out)
+    refuse("num_tokens must be a whole number >= 1, not 0", open_shards, out)
     (out / "manifest.json").write_bytes(original)
     shutil.rmtree(out / "tokenizer")
     refuse("no tokenizer at", lambda: open_shards(out))

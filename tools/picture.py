@@ -183,5 +183,5 @@ def _draw_legend(x: float, y: float) -> list[str]:
         f'<circle class="before" cx="{x + 124}" cy="{y}" r="4.5"/>',
         _text(x + 136, y + 5, "from scratch", "muted"),
         _line("guess", x + 250, y - 7, x + 250, y + 7),
-        _text(x + 260, y + 5, "majority guess", "muted"),
+        _text(x + 260, y + 5, "constant answer", "muted"),
     ]

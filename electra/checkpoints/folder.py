@@ -31,6 +31,7 @@ from electra.checkpoints.names import (
     gather,
     require_layers,
 )
+from electra.checkpoints.records import Begun, read_results
 from electra.errors import UserError, command, refuse_unlike, require, tell_place
 from electra.files import check_hashes, named, read_object, sha256_file
 from electra.model.config import EncoderConfig
@@ -242,11 +243,11 @@ def find_seed(run: Path, seed: int | None = None, *, verify: bool = False) -> Sa
         "task, and a results.json",
     )
     run = find_best(run)
-    results = read_object(run / "results.json")
+    results = read_results(run, "metric")
     with refuse_unlike(f"{run} is not a folder that `electra finetune` wrote"):
         seeds, columns = results["seeds"] | results.get("replacements", {}), results["columns"]
         headlines = {int(n): each["scores"][results["metric"]] for n, each in seeds.items()}
-        config = from_dict(FinetuneConfig, read_object(run / "config.json")["config"])
+        config = from_dict(FinetuneConfig, read_object(run / "config.json", Begun)["config"])
     if seed is None:
         seed = max(headlines, key=lambda number: headlines[number])
     require(

@@ -8,26 +8,93 @@ import warnings
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from electra.errors import hide_passwords, require
 from electra.files import read_object, write_json
+from electra.settings import AtLeast
+from electra.shapes import check_shape
 from electra.version import __version__
 
 LOCK = "lock"
 """Name of the lock file of a run or an unfinished fine-tuning; see `files.hold`."""
+COMMIT_FILE = Path("electra", "commit.txt")
+"""Place beside what is installed where the build writes the commit (setup.py)."""
+
+
+Step = Annotated[int, AtLeast(0)]
+
+
+class Flops(TypedDict):
+    """Operations of a whole run."""
+
+    true: float
+    paper: float
+    """By the paper's count."""
+
+
+class Form(TypedDict, total=False):
+    """How a session computes a step."""
+
+    attention: dict[str, list[str]]
+    """Kernels, fastest first, for rows with and without a mask."""
+
+
+class Session(TypedDict, total=False):
+    """What one command has added to a folder, and where; the fields that are read."""
+
+    electra: str
+    commit: str | None
+    packages: dict[str, str]
+    first_step: Step
+    device: str
+    dtype: str
+    step: Form
+    flops: Flops
+
+
+class Origin(TypedDict):
+    """Shards that a run reads."""
+
+    folder: str
+    sha256: str
+
+
+class Start(TypedDict):
+    """Weights that a run began with."""
+
+    source: str
+    sha256: dict[str, str]
+    generator: NotRequired["Start"]
+
+
+class Branch(TypedDict):
+    """The checkpoint that a run began with."""
+
+    run: str
+    step: Step
+
+
+class Manifest(TypedDict):
+    """manifest.json of a run or a fine-tuning."""
+
+    sessions: list[Session]
+    shards: NotRequired[Origin]
+    seed: NotRequired[int]
+    init_from: NotRequired[Start | None]
+    also_evaluate: NotRequired[Origin | None]
+    generator: NotRequired[Start | None]
+    branched_from: NotRequired[Branch | None]
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a run or a fine-tuning: facts of the folder, and a list "sessions"."""
+    """Return the `Manifest` of a run or a fine-tuning."""
     path = folder / "manifest.json"
     manifest = read_object(path)
     if "sessions" not in manifest:  # older versions wrote the first session's facts at the top
         of_run: dict[str, Any] = {k: manifest.pop(k) for k in ("shards", "seed") if k in manifest}
         manifest = of_run | {"sessions": [manifest]}
-    sessions = manifest["sessions"]
-    is_list = isinstance(sessions, list) and all(isinstance(each, dict) for each in sessions)
-    require(is_list, f"{path} is damaged: sessions must be a list of objects")
+    check_shape(manifest, Manifest, path)
     return manifest
 
 
@@ -56,13 +123,14 @@ def amend_session(folder: Path, **facts: Any) -> None:
 
 
 def find_commit() -> str | None:
-    """Return the commit of the code; None if it is unknown.
+    """Return the commit of the code, installed or in its repository; None if it is unknown.
 
     If tracked files differ, "+changes-" and the beginning of the sha256 of their difference follow.
     """
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
-        return None
+        built = root / COMMIT_FILE
+        return (built.read_text(encoding="utf-8") or None) if built.is_file() else None
     try:
         answers = [
             subprocess.run(

@@ -26,7 +26,15 @@ from electra.files import read_text
 from electra.reports.glossary import format_count
 from electra.shards.config import PrepareConfig
 from electra.terminal.live import Progress
-from electra.terminal.printing import print_done, print_lines, print_note, print_sections
+from electra.terminal.printing import (
+    print_done,
+    print_lines,
+    print_note,
+    print_sections,
+    print_step,
+    print_table,
+    print_tokens,
+)
 from electra.text.config import TextConfig
 from electra.text.streams import is_url, locate
 from electra.tokenizing.config import TokenizerConfig
@@ -331,14 +339,16 @@ def inspect(
         Set, Parameter(help="How --text is read: text_field=NAME, encoding=NAME, form=text.")
     ] = (),
 ) -> None:
-    """Show what a tokenizer does with a text, or what lies in a shards folder.
+    """Show what a tokenizer does with a text, or what lies in a shards folder or a run.
 
-    Of shards every file is compared with its sha256.
+    Of shards every file is compared with its sha256. Of a run, a fine-tuning or an export the
+    tables of `electra report` are shown, and held-out samples.
 
     Example: electra inspect vocabulary --text corpus/*.txt.xz
 
     Args:
-        folder: A tokenizer, as for `electra prepare`, or a shards folder. Either may be at a URL.
+        folder: A tokenizer, as for `electra prepare`, a shards folder (either may be at a URL), a
+            run, a fine-tuning or an export.
         text: The text for a tokenizer: files, folders or globs.
         json: Print one JSON object.
     """
@@ -360,11 +370,13 @@ def inspect(
     is_shards = (folder / "manifest.json").is_file()
     if not text:
         require(is_url(folder) or folder.exists(), f"{folder} does not exist")
+        require(not set_, "--set is for reading a --text")
+        if not is_url(folder) and any((folder / name).is_file() for name in OF_TRAINING):
+            return _inspect_training(folder, json=json)
         require(
             is_shards or is_url(folder),
             f"{folder} is no shards folder; to see what a tokenizer does, name a text by --text",
         )
-        require(not set_, "--set is for reading a --text")
         with Progress("reading", unit="documents") as progress:
             shards = open_shards(folder, verify="anew")
             found = report_shards(shards, progress.update)
@@ -379,6 +391,31 @@ def inspect(
     if json:
         return print_lines([dumps(report.as_json(), ensure_ascii=False)])
     print_sections(describe_text(loaded, report))
+
+
+OF_TRAINING = ("config.json", "metrics.jsonl", "results.json")
+"""One of them lies in every run, fine-tuning and export, and in no shards folder."""
+
+
+def _inspect_training(folder: Path, *, json: bool) -> None:
+    """Print the tables of a report about a run, a fine-tuning or an export, and samples."""
+    from electra.reports.runs import list_tables, read_folders, read_samples
+
+    found = read_folders([folder])
+    tables, samples = list_tables(found), read_samples(folder) if found.runs else []
+    if json:
+        rows = [[token._asdict() for token in row] for row in samples]
+        content = {"tables": [table._asdict() for table in tables], "samples": rows}
+        return print_lines([dumps(content, ensure_ascii=False)])
+    for table in tables:
+        print_table(table.rows, table.headers)
+        print_lines([""])
+    for row in samples[:1]:
+        print_step("A held-out row, as the discriminator judges it")
+        print_tokens(row)
+    if samples:
+        print_lines([f"{folder / 'samples.json'}: {count_of(len(samples), 'such row')}"])
+    print_done(f"read {folder}", command("report", folder, "--out", "report.html"))
 
 
 def find_text(text: Sequence[str], settings: TextConfig) -> Sequence[Path]:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from electra.cli.options import DryRun, Paths, Words, print_dry_run, refuse_existing, refuse_file
-from electra.errors import command, require
-from electra.files import write_text
+from electra.errors import require
 from electra.terminal.live import Progress
 from electra.terminal.printing import print_done
 
@@ -29,41 +28,14 @@ def report(folders: tuple[Path, ...], *, out: Path, dry_run: DryRun = False) -> 
         out: The file to write: an HTML page, or tables alone if its name ends with .md. A report
             that is there is replaced.
     """
-    from electra.reports.page import write_page
-    from electra.reports.runs import read_folders, read_samples, write_tables
+    from electra.reports.page import write_report
+    from electra.reports.runs import read_folders
 
     _refuse_others(out)
-    found = read_folders(folders)
     if dry_run:
+        read_folders(folders)
         return print_dry_run(None, f"read {', '.join(map(str, folders))} and write {out}")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    if out.suffix.lower() == ".md":
-        write_text(out, write_tables(found))
-        return print_done(f"wrote {out}")
-    runs = [folder for folder in folders if (folder / "metrics.jsonl").exists()]
-    saved = next((run for run in runs if any((run / "checkpoints").glob("step-*"))), None)
-    shown = next((run for run in runs if (run / "samples.json").exists()), None)
-    tuned = next((folder for folder in folders if (folder / "results.json").exists()), None)
-    if saved:
-        following = command("export", saved, "--out", "exported")
-    elif runs:
-        following = ""
-    elif tuned:
-        following = command("predict", tuned, "--input", "FILE")
-    else:
-        following = command("finetune", folders[0], "--task", "own", "--data", "FOLDER")
-        following += " --out results"
-    write_page(
-        out,
-        found.runs,
-        finetunings=found.finetunings,
-        models=found.models,
-        sentences=read_samples(shown) if shown else (),
-        sentences_of=found.runs[runs.index(shown)].name if shown else "",
-        files={str(folder): "read" for folder in folders},
-        next_command=following,
-    )
-    print_done(f"wrote {out}", following)
+    print_done(f"wrote {out}", write_report(folders, out))
 
 
 def _refuse_others(out: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from electra.assignments import override_from_toml
+from electra.assignments import differences, flatten, override_from_toml, to_dict
 from electra.cli.options import (
     PRESET,
     DryRun,
@@ -28,10 +28,19 @@ from electra.presets import PRESETS
 from electra.processes import Interrupted
 from electra.quickstart.config import BEGUN, QUICKSTART, REPORT
 from electra.reports.glossary import format_seconds
+from electra.tasks.config import FinetuneConfig
 from electra.terminal.live import Progress
-from electra.terminal.printing import print_done, print_note, print_table
+from electra.terminal.printing import (
+    as_word,
+    print_done,
+    print_lines,
+    print_note,
+    print_step,
+    print_table,
+)
 
 if TYPE_CHECKING:
+    from electra.reproduce.plan import PlannedRun
     from electra.reproduce.run import Session
 
 
@@ -124,7 +133,8 @@ def reproduce(
         name: A suite that comes with electra, or a file of your own, NAME.toml.
         shards: A folder that `electra prepare` wrote.
         glue: The folder of GLUE's tasks.
-        data: Folders of other tasks, as TASK=FOLDER, such as squad-1.1=squad.
+        data: Folders of other tasks, as TASK=FOLDER, such as squad-1.1=squad. A task whose name no
+            task has is one of your own. minimal-pairs takes a file, as for `electra score`.
         runs: The folder of all runs, which are kept.
         out: The folder of the results: records, tables, figures, page.
         earlier: Results folders of other suites. Their runs of the same name are not computed
@@ -196,8 +206,48 @@ def _print_suites() -> None:
     )
 
 
+def _name_state(session: "Session", run: "PlannedRun") -> str:
+    """Return what is left of a run."""
+    if run.name not in session.left:
+        return "done"
+    tasks = ", ".join(session.setup.unfinished_tasks(run))
+    is_pretrained = session.setup.is_pretrained(run)
+    return f"pre-trained; left: {tasks}" if is_pretrained else "to do"
+
+
+def _print_settings(session: "Session") -> None:
+    """Print all settings of the reference's pre-training, and what the other rows change.
+
+    Of the fine-tunings of each task, print the settings that are not the usual ones.
+    """
+    from electra.reproduce.plan import finetune_configs
+
+    suite, runs = session.setup.suite, {run.row.name: run for run in session.plan.runs}
+    first = runs.get(suite.reference) or session.plan.runs[0]
+    print_step(f"Pre-training of {first.row.name}")
+    settings = flatten(to_dict(first.config))
+    print_lines([f"{name}={as_word(value)}" for name, value in settings])
+    changes = {name: differences(first.config, run.config) for name, run in runs.items()}
+    own = {
+        f"{name}, pre-training": each for name, each in changes.items() if name != first.row.name
+    }
+    for task in suite.tasks:
+        for name, config in finetune_configs(suite, first.row, first.config, task).items():
+            own[f"{task} {name}".strip()] = differences(FinetuneConfig(), config)
+    rows = [
+        [
+            name,
+            ", ".join(f"{setting}={as_word(value)}" for setting, (_, value) in each.items()) or "-",
+        ]
+        for name, each in own.items()
+    ]
+    print_table(rows, ["row or task", "settings that differ"])
+    print_step("Runs")
+
+
 def _print_session(session: "Session") -> None:
-    """Print the runs of a suite, and how long what is left takes."""
+    """Print the settings and the runs of a suite, and how long what is left takes."""
+    _print_settings(session)
     rows = [
         (
             run.name,
@@ -205,7 +255,7 @@ def _print_session(session: "Session") -> None:
             f"{run.flops['true']:.2e}",
             f"{run.flops['paper']:.2e}",
             run.trunk or "-",
-            "to do" if run.name in session.left else "done",
+            _name_state(session, run),
         )
         for run in session.plan.runs
     ]

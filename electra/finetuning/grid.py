@@ -14,10 +14,11 @@ from typing import Any
 
 from electra.assignments import override, to_dict
 from electra.checkpoints.folder import read_model
+from electra.checkpoints.records import read_results
 from electra.errors import require
 from electra.files import refuse_existing, write_json
 from electra.finetuning.loop import LONGEST_WAIT, Progress, ignore, require_seeds, train_seeds
-from electra.finetuning.results import begin_shared_folder, read_results
+from electra.finetuning.results import advise_to_remove, begin_shared_folder
 from electra.finetuning.start import read_job
 from electra.reports.rendering import Table
 from electra.tasks.config import FinetuneConfig
@@ -115,10 +116,10 @@ def _compare(folder: Path, names: Sequence[str]) -> dict[str, Any]:
     of_all = ("task", "metric", "start", "source", "from_scratch", "device")
     of_each = ("median", "std", "with_replacements", "num_degenerate", "commit")
     keys = (*of_all, *of_each, "notes", "seeds")
-    found = [
-        {"combination": name, **read_results(folder / name / "results.json", keys, "run it again")}
-        for name in names
-    ]
+    found = []
+    for name in names:
+        with advise_to_remove(folder / name, "run it again"):
+            found.append({"combination": name, **read_results(folder / name, *keys)})
     found.sort(key=lambda each: each["median"], reverse=True)
     best = found[0]
     return {

@@ -138,7 +138,7 @@ def train_until_it_learns(
             if number != seed:
                 run.record["replaces"] = seed
             write_seed(path, run, job, rows)
-        record = read_seed(path / "results.json")
+        record = read_seed(path)
         progress({"part": "seed", **record})
         if not record["degenerate"]:
             break

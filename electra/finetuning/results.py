@@ -14,7 +14,8 @@ from typing import Any
 from electra.assignments import from_dict, to_dict
 from electra.checkpoints.checkpoint import write_tensors
 from electra.checkpoints.manifest import LOCK, begin_session, find_commit
-from electra.errors import UserError, refuse_unlike, require
+from electra.checkpoints.records import Begun, SeedResults, read_results
+from electra.errors import UserError, count_of, refuse_unlike, require
 from electra.files import (
     hold,
     named,
@@ -27,6 +28,7 @@ from electra.files import (
 )
 from electra.finetuning.network import TaskNetwork
 from electra.finetuning.start import Job, TaskRows
+from electra.shapes import require_fields
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Family, Task
 from electra.tasks.rows import Outputs, Rows
@@ -38,11 +40,6 @@ NUM_EXAMPLES = 8
 """Records of dev that are kept with a model; the page of `electra serve` shows them."""
 EXAMPLE_CHARS = 1000
 """Characters of such a record, as JSON."""
-SEED_KEYS = (
-    *("seed", "scores", "degenerate", "notes"),
-    *("train_seconds", "examples_per_second", "commit"),
-)
-"""Keys of every seed's results.json."""
 
 
 @contextmanager
@@ -81,9 +78,7 @@ def _begin_folder(
         try:
             refuse_existing(out)  # another process may have finished it in the meantime
             if settings_path.exists():
-                with refuse_unlike(f"{settings_path} is not the config of a fine-tuning"):
-                    begun = _by_content(read_object(settings_path))
-                require_same(folder, begun, _by_content(settings))
+                _require_begun_with(folder, settings)
             else:
                 write_json(folder / "manifest.json", {"sessions": []})
                 write_json(settings_path, settings)
@@ -102,6 +97,23 @@ def _begin_folder(
             raise
         folder.rename(out)
         (out / LOCK).unlink()
+
+
+def read_finished(out: Path, settings: dict[str, Any], seeds: int) -> dict[str, Any]:
+    """Return the results of a finished fine-tuning; refuse one with other settings or seeds."""
+    _require_begun_with(out, settings)
+    results = read_results(out, "seeds")
+    number = len(results["seeds"])
+    require(number == seeds, f"{out} has {count_of(number, 'seed')}, not {seeds}")
+    return results
+
+
+def _require_begun_with(folder: Path, settings: dict[str, Any]) -> None:
+    path = folder / "config.json"
+    known = read_object(path, Begun)
+    with refuse_unlike(f"{path} is not the config of a fine-tuning"):
+        begun = _by_content(known)
+    require_same(folder, begun, _by_content(settings))
 
 
 def _by_content(settings: dict[str, Any]) -> dict[str, Any]:
@@ -199,17 +211,24 @@ def describe_cuts(splits: Mapping[str, Rows], length: int) -> list[str]:
     return [told] if cut else []
 
 
-def read_results(path: Path, keys: Iterable[str], advice: str) -> dict[str, Any]:
-    """Return a results.json, all of whose keys are there."""
-    record = read_object(path)
-    missing = [key for key in keys if key not in record]
-    require(not missing, f"{path} lacks {', '.join(missing)}; remove {path.parent} to {advice}")
-    return record
+@contextmanager
+def advise_to_remove(folder: Path, why: str) -> Iterator[None]:
+    """Add to a refusal of what a folder holds that it can be computed again."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{error}; remove {folder} to {why}") from None
 
 
-def read_seed(path: Path) -> dict[str, Any]:
+def read_seed(folder: Path) -> dict[str, Any]:
     """Return a finished seed's results.json; refuse a missing or damaged file."""
-    return read_results(path, SEED_KEYS, "run the seed again")
+    with advise_to_remove(folder, "run the seed again"):
+        path = folder / "results.json"
+        record = read_object(path, SeedResults)
+        require_fields(
+            record, SeedResults.__annotations__.keys() - {"replaces", "other_scores"}, path
+        )
+        return record
 
 
 def summarise(folder: Path, task: Task, seeds: int) -> dict[str, Any]:
@@ -219,7 +238,7 @@ def summarise(folder: Path, task: Task, seeds: int) -> dict[str, Any]:
     replaced by its last replacement, which is a selection; None if no seed was replaced. Time and
     speed cover all runs. "ensemble" is of the seeds as drawn; empty for a single one.
     """
-    found = [read_seed(path) for path in folder.glob("seed-*[0-9]/results.json")]
+    found = [read_seed(path.parent) for path in folder.glob("seed-*[0-9]/results.json")]
     # A call before this one may have been for more seeds.
     runs = [record for record in found if record.get("replaces", record["seed"]) < seeds]
     runs.sort(key=lambda record: record["seed"])

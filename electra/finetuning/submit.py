@@ -4,6 +4,7 @@ Source: gluebenchmark.com; a submission has a .tsv file for each test set, with 
 and `prediction`.
 """
 
+import math
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from electra.checkpoints.manifest import find_best
+from electra.checkpoints.records import read_results
 from electra.errors import UserError, require
-from electra.files import new_file, read_object, refuse_existing
+from electra.files import new_file, refuse_existing
+from electra.shapes import require_fields
 from electra.tasks.glue import GLUE
 from electra.tasks.predictions import Predictions, average, predictions_name, read_predictions
 
@@ -91,12 +94,13 @@ def _read_results(folders: Sequence[Path]) -> dict[str, tuple[Path, dict[str, An
     """Return the folder and the results of each task."""
     found: dict[str, tuple[Path, dict[str, Any]]] = {}
     for folder in map(find_best, folders):
-        results = read_object(folder / "results.json")
-        task = str(results.get("task"))
+        results = read_results(folder, "task")
+        task = results["task"]
         require(
             task in GLUE and "seeds" in results,
             f"{folder} is no fine-tuning on a task of GLUE, but on {task!r}; leave it out",
         )
+        require_fields(results, ("metric", "num_items"), folder / "results.json")
         if task in found:
             raise UserError(f"{found[task][0]} and {folder} are both on {task}; give one of them")
         found[task] = folder, results
@@ -107,7 +111,7 @@ def _answer(
     name: str, task: str, split: str, folder: Path, results: Mapping[str, Any], *, ensemble: bool
 ) -> SubmissionFile:
     scores = {
-        seed: record["scores"][results["metric"]]
+        seed: record.get("scores", {}).get(results["metric"], -math.inf)
         for seed, record in (results["seeds"] | results.get("replacements", {})).items()
     }
     best = max(scores, key=lambda seed: scores[seed])

@@ -4,7 +4,10 @@ The text stands in card.md.jinja. What no record says is not in the card. The li
 whoever publishes the model.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from torch import nn
 from electra.checkpoints.folder import Finetuned, read_run_config
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
+from electra.checkpoints.records import Begun, read_results
 from electra.files import read_object
 from electra.interop.onnx import NUM_SHAPES, SUSPECTED, Agreements
 from electra.interop.sentence_transformers import Similarity
@@ -26,6 +30,23 @@ from electra.reports.runs import Run, finetuning_table, list_facts, read_finetun
 
 Facts = list[tuple[str, str]]
 """Names and values of a table."""
+
+
+def _code(text: str) -> str:
+    """Return a code span of Markdown, whose fence is longer than what the text has of it."""
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence} {text} {fence}" if len(fence) > 1 else f"`{text}`"
+
+
+FILTERS: dict[str, Callable[[str], str]] = {
+    "literal": lambda text: json.dumps(text, ensure_ascii=False),
+    "shell": shlex.quote,
+    "code": _code,
+    "cell": lambda text: " ".join(text.splitlines()).replace("|", "\\|"),
+    "plain": lambda text: " ".join(text.splitlines()).replace("<", "&lt;"),
+}
+"""How a text is written in each language of the card: Python's and JavaScript's strings, a word of
+a shell, and Markdown's code, cells of tables and lines. HTML's escapes would break the first."""
 
 
 def describe_run(run: Path, step: int) -> Facts:
@@ -51,13 +72,13 @@ def describe_run(run: Path, step: int) -> Facts:
 
 def describe_finetuning(finetuned: Finetuned) -> tuple[Facts, str]:
     """Return the record of a fine-tuning, and the table of its scores."""
-    results = read_object(finetuned.folder / "results.json")
-    settings = read_object(finetuned.folder / "config.json")
+    results = read_results(finetuned.folder)
+    settings = read_object(finetuned.folder / "config.json", Begun)
     config, seeds = finetuned.config, results["seeds"] | results.get("replacements", {})
-    files = [f"`{Path(name).name}` {sha}" for name, sha in settings.get("files", {}).items()]
+    files = [f"`{Path(name).name}` {sha}" for name, sha in settings["files"].items()]
     facts = [
         ("task", str(results["task"])),
-        ("start", str(results.get("source", settings.get("start", "?")))),
+        ("start", str(results.get("source", settings["start"]))),
         ("data, sha256", ", ".join(files) or "not recorded"),
         ("examples", ", ".join(_count_examples(results, config.train_examples))),
         ("epochs", str(config.epochs)),
@@ -112,6 +133,7 @@ def write_card(
     environment = Environment(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
     )
+    environment.filters |= FILTERS
     return environment.from_string(path.read_text(encoding="utf-8")).render(
         name=name,
         architecture=architecture,

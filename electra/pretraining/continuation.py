@@ -13,12 +13,14 @@ from electra.checkpoints.checkpoint import find_checkpoint, list_checkpoints, ru
 from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
+from electra.checkpoints.records import RunResults
 from electra.errors import UserError, command, require
-from electra.files import copy_folder, new_folder, write_json, write_text
+from electra.files import copy_folder, new_folder, read_object, write_json, write_text
 from electra.method.config import SIZES_OF_GENERATOR
 from electra.model.config import NOT_SIZES
 from electra.pretraining.acceleration import Ranking, recorded_ranking
 from electra.pretraining.evaluation import DOMAINS_FILE
+from electra.shards.store import open_shards
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.config import PretrainConfig
 
@@ -64,6 +66,22 @@ def read_run(
         raise UserError(f"{error}; the run had a copy of {where}") from None
     ranking = recorded_ranking(manifest, device)
     return config, changed, source, ranking, manifest.get("init_from")
+
+
+def find_finished(shards: Path, run: Path, config: PretrainConfig) -> dict[str, Any] | None:
+    """Return results.json of a run that is complete with these settings; None if more is to do.
+
+    Other settings and other shards are refused.
+    """
+    path = run / "results.json"
+    if not path.exists() or config.train.steps > read_run_config(run).train.steps:
+        return None
+    settle(run, read_run_config(run), config)
+    require(
+        open_shards(shards, verify=False).digest == read_manifest(run)["shards"]["sha256"],
+        f"{shards} does not hold the shards that {run} is of; choose another --out",
+    )
+    return read_object(path, RunResults)
 
 
 def settle(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from electra.assignments import differences, flatten, to_dict
 from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import LOCK
+from electra.checkpoints.records import read_results
 from electra.errors import command, require
 from electra.files import hold, new_folder, read_object, write_json
 from electra.finetuning.grid import combine, search
@@ -395,7 +396,7 @@ def compare(comparisons: Sequence[Comparison], num_workers: int) -> list[Finetun
             raise
     found = []
     for each in comparisons:
-        best = read_object(each.out / "results.json")["best"]
+        best = read_results(each.out, "best")["best"]
         found.append(read_finetuning(each.out / best / "results.json"))
     return found
 

@@ -9,10 +9,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from electra.assignments import to_dict
+from electra.errors import command
 from electra.files import write_text
 from electra.method.config import ALONE
 from electra.reports.curves import draw_svg, find_panels
-from electra.reports.glossary import GLOSSARY
+from electra.reports.glossary import GLOSSARY, Metric
 from electra.reports.rendering import Table
 from electra.reports.runs import (
     Finetuning,
@@ -26,8 +27,31 @@ from electra.reports.runs import (
     models_table,
     origins_table,
     pair_finetunings,
+    read_folders,
+    read_samples,
+    write_tables,
 )
 from electra.reports.tokens import Sentence, TokenView, describe
+
+TERMS = {
+    "accuracy": "Share of the examples of dev that are answered right.",
+    "f1": "Harmonic mean of precision, the share of what is found that is right, and recall, the "
+    "share of what is right that is found. 0 to 1.",
+    "mcc": "Matthews correlation of answers and labels: 1 is perfect, 0 is any constant answer, "
+    "however frequent a label is.",
+    "spearman": "Correlation of the ranks of predicted and true numbers: 1 is the same order.",
+    "pearson": "Linear correlation of predicted and true numbers: 1 is a straight line.",
+    "exact": "Share of the questions whose answer is one of the given ones, word for word.",
+    "from scratch": "The same encoder with random weights, fine-tuned alike: the gap is what "
+    "pre-training gives.",
+    "constant answer": "The score of one answer to everything, which fits train best: the most "
+    "frequent label, the mean of numbers, equal chances of choices.",
+    "collapsed": "A fine-tuning whose answers are no better than a constant one. Another seed, or "
+    "a lower learning rate, may learn.",
+}
+"""The words of fine-tuning, for a newcomer."""
+NUM_SHOWN = 2
+"""Examples on the page; the others are folded."""
 
 
 def render_page(template: str, **values: Any) -> str:
@@ -41,6 +65,42 @@ def render_page(template: str, **values: Any) -> str:
     )
     pages.globals["glossary"] = GLOSSARY  # table.html reads it, too
     return pages.get_template(template).render(**values)
+
+
+def write_report(folders: Sequence[Path], out: Path) -> str:
+    """Write a page about what lies in folders, or tables alone as .md; return the next command."""
+    found = read_folders(folders)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.suffix.lower() == ".md":
+        write_text(out, write_tables(found))
+        return ""
+    runs = [folder for folder in folders if (folder / "metrics.jsonl").exists()]
+    shown = next((run for run in runs if (run / "samples.json").exists()), None)
+    following = _find_next(folders, runs)
+    write_page(
+        out,
+        found.runs,
+        finetunings=found.finetunings,
+        models=found.models,
+        sentences=read_samples(shown) if shown else (),
+        sentences_of=found.runs[runs.index(shown)].name if shown else "",
+        files={str(folder): "read" for folder in folders},
+        next_command=following,
+    )
+    return following
+
+
+def _find_next(folders: Sequence[Path], runs: Sequence[Path]) -> str:
+    """Return the command that goes on with the first run, fine-tuning or model."""
+    saved = next((run for run in runs if any((run / "checkpoints").glob("step-*"))), None)
+    if saved:
+        return command("export", saved, "--out", "exported")
+    tuned = next((folder for folder in folders if (folder / "results.json").exists()), None)
+    if runs:
+        return ""
+    if tuned:
+        return command("predict", tuned, "--input", "FILE")
+    return command("finetune", folders[0], "--task", "own", "--data", "FOLDER", "--out", "results")
 
 
 def write_page(
@@ -77,8 +137,11 @@ def write_page(
         json=lambda value: json.dumps(value, indent=2, ensure_ascii=False),
         to_dict=to_dict,
         panels=find_panels(runs),
+        measured=_list_measured(runs),
+        terms=_list_terms(finetunings),
         draw=lambda panel, runs: Markup(draw_svg(panel, runs)),
-        sentences=sentences,
+        sentences=sentences[:NUM_SHOWN],
+        folded=sentences[NUM_SHOWN:],
         sentences_of=sentences_of,
         describe=describe,
         describe_token=_describe_token,
@@ -86,6 +149,22 @@ def write_page(
         next_command=next_command,
     )
     write_text(path, page)
+
+
+def _list_measured(runs: Sequence[Run]) -> dict[str, Metric]:
+    """Return the records of the glossary whose metrics these runs have."""
+    records = [record for run in runs for record in (*run.train, *run.heldout)]
+    found = {name for record in records for name, value in record.items() if value is not None}
+    return {name: metric for name, metric in GLOSSARY.items() if name in found}
+
+
+def _list_terms(finetunings: Sequence[Finetuning]) -> dict[str, str]:
+    """Return the words of the fine-tunings on the page, explained."""
+    words = {each.metric for each in finetunings}
+    words |= {"from scratch"} if any(each.from_scratch for each in finetunings) else set()
+    words |= {"collapsed"} if any(each.num_degenerate for each in finetunings) else set()
+    words |= {"constant answer"} if any(e.majority is not None for e in finetunings) else set()
+    return {word: meaning for word, meaning in TERMS.items() if word in words}
 
 
 def _name_page(
@@ -144,7 +223,7 @@ def _describe_gap(run: Run) -> str:
 
 
 def _list_tasks(finetunings: Sequence[Finetuning], *, is_one: bool) -> list[dict[str, Any]]:
-    """Return name, note and up to three bars of each task: pre-trained, from scratch, majority."""
+    """Return name, note and up to three bars of each task: pre-trained, from scratch, constant."""
     tasks = []
     for (encoder, task, metric), pair in pair_finetunings(finetunings).items():
         known = [finetuning for finetuning in pair if finetuning]
@@ -154,7 +233,7 @@ def _list_tasks(finetunings: Sequence[Finetuning], *, is_one: bool) -> list[dict
         ]
         majority = known[0].majority
         if majority is not None:
-            bars.append(_bar("majority guess", f"{majority:.3f}", majority))
+            bars.append(_bar("constant answer", f"{majority:.3f}", majority))
         seeds = count_seeds(known)
         note = f"{metric}, {seeds} seed{'' if seeds == '1' else 's'}"
         if failed := sum(each.num_degenerate for each in known):

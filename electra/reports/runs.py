@@ -3,24 +3,25 @@
 Only the GLUE averages are computed; all other numbers are those in the files.
 """
 
-import math
 import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from electra.assignments import differences, flatten, from_dict, to_dict
 from electra.checkpoints.manifest import find_best, read_manifest
 from electra.checkpoints.metrics import read_metrics
+from electra.checkpoints.records import read_results
 from electra.errors import UserError, count_of, refuse_unlike, require
-from electra.files import HASHES, check_hashes, parse_json, read_object, read_text
+from electra.files import HASHES, check_hashes, read_json, read_object
 from electra.method.config import ALONE, MethodConfig
 from electra.reports.glossary import GLOSSARY, format_count, format_metric, format_seconds
 from electra.reports.rendering import Table, to_markdown
-from electra.reports.tokens import Sentence, TokenView, suspect_as_many
+from electra.reports.tokens import SavedToken, Sentence, TokenView, suspect_as_many
+from electra.shapes import check_shape, require_fields
 from electra.training.config import PretrainConfig
 
 UNKNOWN = "not recorded"
@@ -83,7 +84,7 @@ class Finetuning:
     std: float | None
     """None for a single seed."""
     majority: float | None
-    """The metric of a constant prediction, the most frequent label."""
+    """The metric of the constant answer that fits train best."""
     num_replaced: int
     """Collapsed seeds that were replaced by other seeds."""
     replaced_median: float | None
@@ -121,6 +122,13 @@ class Finetuning:
     def differs(self, other: "Finetuning") -> bool:
         """Return whether two medians differ by more than their two standard deviations together."""
         return abs(self.median - other.median) > (self.std or 0.0) + (other.std or 0.0)
+
+
+class NetworkConfig(TypedDict):
+    """config.json of a network; the fields that a report shows."""
+
+    model_type: str
+    architectures: NotRequired[list[str] | None]
 
 
 class Model(NamedTuple):
@@ -197,34 +205,43 @@ def _read_model(folder: Path) -> Model:
         "encoder" in networks and all("model_type" in each for each in networks.values()),
         f"{folder} is no run, no fine-tuning and no folder of `electra export` or `electra import`",
     )
+    for role, values in networks.items():
+        check_shape(values, NetworkConfig, paths[role])
     path = folder / HASHES
     return Model(folder.absolute().name, networks, read_object(path) if path.is_file() else {})
+
+
+SCORED = (
+    *("start", "task", "metric", "from_scratch", "seeds", "median", "std", "majority"),
+    "num_degenerate",
+)
+"""Fields of a fine-tuning's results that tables show."""
 
 
 def read_finetuning(path: Path) -> Finetuning:
     """Return the scores in a fine-tuning's results.json; of a grid, those of its best."""
     path = find_best(path.parent) / path.name
-    values = read_object(path)
-    with refuse_unlike(f"{path} is not a fine-tuning's results"):
-        replaced = values.get("with_replacements") or {}
-        return Finetuning(
-            encoder=_name_start(Path(values["start"])),
-            start=values["start"],
-            task=str(values["task"]),
-            metric=str(values["metric"]),
-            from_scratch=bool(values["from_scratch"]),
-            seeds=tuple(values["seeds"]),
-            median=_number(values["median"]),
-            std=_number_or_none(values["std"]),
-            majority=_number_or_none(values["majority"].get(values["metric"])),
-            num_replaced=sum(seed != str(n) for seed, n in replaced.get("seeds", {}).items()),
-            replaced_median=_number(replaced["median"]) if replaced else None,
-            num_degenerate=round(_number(values["num_degenerate"])),
-            commit=values.get("commit"),
-            device=values.get("device"),
-            scores=_collect_scores(values["seeds"].values()),
-            after=str(values.get("after", "")),
-        )
+    values = read_results(path.parent)
+    require_fields(values, SCORED, path)
+    replaced = values.get("with_replacements")
+    return Finetuning(
+        encoder=_name_start(Path(values["start"])),
+        start=values["start"],
+        task=values["task"],
+        metric=values["metric"],
+        from_scratch=values["from_scratch"],
+        seeds=tuple(values["seeds"]),
+        median=values["median"],
+        std=values["std"],
+        majority=values["majority"].get(values["metric"]),
+        num_replaced=sum(s != str(n) for s, n in replaced["seeds"].items()) if replaced else 0,
+        replaced_median=replaced["median"] if replaced else None,
+        num_degenerate=values["num_degenerate"],
+        commit=values.get("commit"),
+        device=values.get("device"),
+        scores=_collect_scores(values["seeds"].values()),
+        after=values.get("after", ""),
+    )
 
 
 def _name_start(start: Path) -> str:
@@ -234,16 +251,6 @@ def _name_start(start: Path) -> str:
     return f"{start.parent.parent.name}@{start.name.removeprefix('step-').lstrip('0') or 0}"
 
 
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no number")
-    return float(value)
-
-
-def _number_or_none(value: Any) -> float | None:
-    return None if value is None else _number(value)
-
-
 def _collect_scores(seeds: Iterable[Mapping[str, Any]]) -> dict[str, tuple[float, ...]]:
     collected: dict[str, list[float]] = {}
     for record in seeds:
@@ -251,7 +258,7 @@ def _collect_scores(seeds: Iterable[Mapping[str, Any]]) -> dict[str, tuple[float
         for split, others in record.get("other_scores", {}).items():
             scores |= {f"{split} {metric}": value for metric, value in others.items()}
         for name, value in scores.items():
-            collected.setdefault(name, []).append(_number(value))
+            collected.setdefault(name, []).append(value)
     return {name: tuple(values) for name, values in collected.items()}
 
 
@@ -287,22 +294,23 @@ def read_samples(run: Path) -> list[Sentence]:
     path = run / "samples.json"
     if not path.exists():
         return []
-    text = read_text(path)
-    with refuse_unlike(f"{path} is not rows of tokens"):
-        rows = [[TokenView(**view) for view in row] for row in parse_json(text, path)]
-        for view in (view for row in rows for view in row):
-            if not (isinstance(view.token, str) and 0 <= _number(view.prob_replaced) <= 1):
-                raise ValueError(f"{view.token!r} with {view.prob_replaced!r} is no token")
-    return suspect_as_many(rows)
+    rows = read_json(path, list[list[SavedToken]])
+    names = SavedToken.__annotations__
+    return suspect_as_many([[TokenView(*(each[n] for n in names)) for each in row] for row in rows])
 
 
 def write_tables(found: Found) -> str:
-    """Return Markdown: runs, their held-out measures and where they come from; scores; models."""
+    """Return the tables of `list_tables` as Markdown."""
+    return "\n\n".join(map(to_markdown, list_tables(found))) + "\n"
+
+
+def list_tables(found: Found) -> list[Table]:
+    """Return runs, their held-out measures and where they come from; scores; models."""
     runs = found.runs
     tables = [pretraining_table(runs), domains_table(runs), facts_table(runs)]
     tables += [finetuning_table(found.finetunings), origins_table(found.finetunings)]
     tables.append(models_table(found.models))
-    return "\n\n".join(to_markdown(table) for table in tables if table.rows) + "\n"
+    return [table for table in tables if table.rows]
 
 
 def heldout_table(runs: Sequence[Run]) -> Table:
@@ -351,7 +359,7 @@ def domains_table(runs: Sequence[Run]) -> Table:
 
 
 def finetuning_table(finetunings: Sequence[Finetuning]) -> Table:
-    """Return the scores of each task: pre-trained, from scratch and the majority guess.
+    """Return the scores of each task: pre-trained, from scratch and the constant answer.
 
     The last rows are the GLUE averages whose tasks are complete.
     """
@@ -369,7 +377,7 @@ def finetuning_table(finetunings: Sequence[Finetuning]) -> Table:
                 count_seeds(both),
             ]
         )
-    headers = ["encoder", "task", "metric", "pre-trained", "from scratch", "majority guess"]
+    headers = ["encoder", "task", "metric", "pre-trained", "from scratch", "constant answer"]
     return Table([*headers, "seeds"], rows + average_rows(finetunings))
 
 
@@ -503,9 +511,8 @@ def facts_table(runs: Sequence[Run]) -> Table:
     facts = []
     differ = {name for run in runs for name in differences(runs[0].config, run.config)}
     for run in runs:
-        with refuse_unlike(f"manifest.json of {run.name} is not that of a run"):
-            settings = flatten(to_dict(run.config))
-            facts.append(list_facts(run) | {k: str(v) for k, v in settings if k in differ})
+        settings = flatten(to_dict(run.config))
+        facts.append(list_facts(run) | {k: str(v) for k, v in settings if k in differ})
     names = facts[0] if facts else ()
     rows = [[name, *(column[name] for column in facts)] for name in names]
     return Table(["", *(run.name for run in runs)], rows)
@@ -574,7 +581,7 @@ def _find_place(run: Run) -> str:
     planned, done = run.tell("flops"), run.last_train.get("step")
     if not planned or not done:
         return UNKNOWN
-    return place_on_the_papers_curve(_number(planned[-1]["paper"]) * done / run.config.train.steps)
+    return place_on_the_papers_curve(planned[-1]["paper"] * done / run.config.train.steps)
 
 
 PAPER = (

@@ -3,9 +3,19 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypedDict
 
 from electra.errors import count_of
+from electra.settings import Within
+
+
+class SavedToken(TypedDict):
+    """A token of samples.json: the fields of a `TokenView` without a threshold."""
+
+    token: str
+    original: str
+    is_replaced: bool
+    prob_replaced: Annotated[float, Within("[0, 1]")]
 
 
 class TokenView(NamedTuple):

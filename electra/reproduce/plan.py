@@ -4,13 +4,16 @@ What is finished of it is what lies on disk: runs with results.json, and their f
 """
 
 import hashlib
-from collections.abc import Container, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 import torch
 
 from electra.assignments import differences, override, setting_name
+from electra.checkpoints import records
 from electra.checkpoints.folder import SavedModel, SavedNetwork, read_pretrained, read_run_config
 from electra.checkpoints.metrics import read_metrics
 from electra.errors import UserError, require, require_choice, tell_place
@@ -25,21 +28,38 @@ from electra.pretraining.networks import sketch_objective
 from electra.pretraining.plan import time_run
 from electra.pretraining.start import build_model, fit_to_shards
 from electra.processes import usable_cores
-from electra.reproduce.suite import MOST_STEPS, Row, Suite
+from electra.reproduce.suite import MOST_STEPS, PAIRS, Row, Suite
+from electra.settings import Within
 from electra.shards.store import Shards, open_shards
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Task
+from electra.tasks.registry import OWN, TASKS
 from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.config import PretrainConfig, longest_warmup, require_schedule
 from electra.training.machine import choose_device, prepare_machine
 
-PROBE_SECONDS = 10.0
+PROBE_SECONDS, ESTIMATE_SECONDS = 10.0, 2.0
+"""Length of a timing on which the number of steps depends, and of one that is only shown."""
 MOST_ROUNDS = 20
 """Of a search that could go back and forth between two neighbouring numbers of steps."""
 SAMPLE = 200
 """Training examples of a task whose lengths are measured."""
+SECONDS_BETWEEN_SHARES = 1.0
+"""Between two writings of how much of a fine-tuning is done."""
 SUITE = "suite.json"
 """Name of the file in the folder of all runs."""
+
+
+class Begun(TypedDict, total=False):
+    """suite.json: what must not change between the commands that fill the folder of all runs."""
+
+    shards: str
+    finetune: dict[str, list[str]]
+    """Settings of fine-tuning by task."""
+    rows: dict[str, list[str]]
+    """Further ones by row."""
+    step_seconds: dict[str, Annotated[float, Within("(0, inf)")]]
+    """Seconds of a step of each row that was timed."""
 
 
 class PlannedRun(NamedTuple):
@@ -155,7 +175,7 @@ def find_finetunings(runs: Path, task: str) -> Iterator[Path]:
 def _read_begun(runs: Path) -> dict[str, Any]:
     """Return the content of suite.json; nothing if the folder holds no run."""
     path = runs / SUITE
-    return read_object(path) if path.exists() and any(runs.glob("*-seed-*")) else {}
+    return read_object(path, Begun) if path.exists() and any(runs.glob("*-seed-*")) else {}
 
 
 def require_same(place: str, begun: PretrainConfig, planned: PretrainConfig) -> None:
@@ -172,22 +192,32 @@ def finetune_configs(
     suite: Suite, row: Row, config: PretrainConfig, task: str
 ) -> dict[str, FinetuneConfig]:
     """Return the settings of a run's fine-tunings on a task, by combination of the suite's grid."""
+    if task == PAIRS:
+        return {}
     # A collapsed seed counts, so that all rows have the same seeds.
     fixed, own = ["reseeds=0", f"threads={config.train.threads}"], suite.fixed_settings(task, row)
+    given = {setting_name(setting) for setting in (*own, *suite.grid)}
     require(
-        not {"reseeds", "threads"} & {setting_name(setting) for setting in (*own, *suite.grid)},
+        not {"reseeds", "threads"} & given,
         "reseeds is 0 in a suite, and threads is train.threads of the pre-training; leave them out",
     )
+    if task not in TASKS and "own.name" not in given:
+        fixed.append(f"own.name={task}")
     return combine(finetune_preset(config.model), [*fixed, *own], suite.grid)
 
 
-def probe_step(config: PretrainConfig) -> float:
+def known_name(task: str) -> str:
+    """Return the name in TASKS of a suite's task; your own may have any other name."""
+    return task if task in TASKS else OWN
+
+
+def probe_step(config: PretrainConfig, probe_seconds: float = PROBE_SECONDS) -> float:
     """Return the mean time of a step of a run, over the stages of its objective, seconds."""
     machine = prepare_machine(config.train.device, config.train.precision, config.train.threads)
     frequencies_V = torch.ones(config.model.vocab_size)  # they do not change the time
     tokenizer = make_tokenizer(config.model.vocab_size)
     model = build_model(config, tokenizer, machine, frequencies_V)
-    return time_run(model, config, machine, PROBE_SECONDS) / config.train.steps
+    return time_run(model, config, machine, probe_seconds) / config.train.steps
 
 
 def make_plan(
@@ -395,6 +425,34 @@ class Setup(NamedTuple):
         """Return the folder of a fine-tuning of a run."""
         return self.runs / run.name / f"finetune-{task}"
 
+    @contextmanager
+    def telling(self, run: PlannedRun, task: str) -> Iterator[Callable[[dict[str, Any]], None]]:
+        """Yield what keeps the share of a fine-tuning that is done, in a file for `find_work`."""
+        path, told = self.share_file(run, task), 0.0
+
+        def tell(record: dict[str, Any]) -> None:
+            nonlocal told
+            if record["part"] == "train" and time.monotonic() - told >= SECONDS_BETWEEN_SHARES:
+                told = time.monotonic()
+                steps = record.get("run", 0) * record["steps"] + record["step"]
+                path.write_text(f"{steps / record['steps'] / self.suite.num_combinations}")
+
+        try:
+            yield tell
+        finally:
+            path.unlink(missing_ok=True)
+
+    def share_file(self, run: PlannedRun, task: str) -> Path:
+        """Return where the share of a running fine-tuning is kept."""
+        return self.runs / run.name / f"{task}.share"
+
+    def find_share(self, run: PlannedRun, task: str) -> float:
+        """Return the share of a fine-tuning that is done."""
+        try:
+            return float(self.share_file(run, task).read_text())
+        except (OSError, ValueError):  # none, or just being written
+            return 0.0
+
     def is_pretrained(self, run: PlannedRun) -> bool:
         """Return whether the pre-training of a run is finished."""
         return (self.runs / run.name / "results.json").exists()
@@ -415,13 +473,13 @@ def digest_files(digests: Iterable[str]) -> str:
 
 def find_digest(finetuning: Path) -> str:
     """Return the digest of the files that a fine-tuning reads."""
-    return digest_files(read_object(finetuning / "config.json")["files"].values())
+    return digest_files(read_object(finetuning / "config.json", records.Begun)["files"].values())
 
 
 def count_finetunings(
     setup: Setup, plan: Plan, tasks: Mapping[str, Task]
 ) -> dict[tuple[str, str], float]:
-    """Return the true FLOPs of the training on each task; evaluations are not counted.
+    """Return the true FLOPs of the training on each task; evaluations and PAIRS are not counted.
 
     The mean length of a task's rows is that of a sample. Settings that do not fit a task are
     refused here, before the pre-training.
@@ -429,7 +487,8 @@ def count_finetunings(
     tokenizer = open_shards(setup.shards, verify=False).tokenizer
     configs = {run.row: run.config for run in plan.runs}
     encoders = {row: sketch_objective(config).kept for row, config in configs.items()}
-    counts = {}
+    counts: dict[tuple[str, str], float] = {}
+    counts |= {(row.name, PAIRS): 0.0 for row in encoders}
     for task, question in tasks.items():
         train = question.training_examples
         sample = train[:: -(-len(train) // SAMPLE)]
@@ -453,8 +512,7 @@ def count_finetunings(
 def find_work(setup: Setup, run: PlannedRun, finetunings: Finetunings) -> Work:
     """Return the true FLOPs that are left of a run, from the files that it writes.
 
-    Of a run that shares a part with another, only its own part counts. A fine-tuning counts until
-    it is finished.
+    Of a run that shares a part with another, only its own part counts.
     """
     pretraining = 0.0
     if not setup.is_pretrained(run) and not run.twin:
@@ -462,24 +520,19 @@ def find_work(setup: Setup, run: PlannedRun, finetunings: Finetunings) -> Work:
         left = run.flops["true"] * (1 - max(steps, default=0) / run.config.train.steps)
         share = run.config.optimizer.decay_fraction if run.trunk else 1.0
         pretraining = min(run.flops["true"] * share, left)
-    tasks = setup.unfinished_tasks(run)
-    return Work(pretraining, sum(finetunings[run.row.name, task] for task in tasks))
+    shares = {task: 1 - setup.find_share(run, task) for task in setup.unfinished_tasks(run)}
+    finetuning = sum(left * finetunings[run.row.name, task] for task, left in shares.items())
+    return Work(pretraining, finetuning)
 
 
 def estimate_seconds(plan: Plan, left: Mapping[str, Work]) -> Work:
     """Return the time of the work that is left on this machine, one run at a time, seconds.
 
-    A FLOP of a fine-tuning is taken to last as long as one of its row's pre-training, which is
-    timed. Evaluations are not in it.
+    The row with the most of it is timed, and every FLOP is taken to last as long as one of its
+    pre-training. Evaluations are not in it.
     """
-    timed = dict(plan.step_seconds)
-    pretraining = finetuning = 0.0
-    for run in plan.runs:
-        if run.name not in left:
-            continue
-        if run.row.name not in timed:
-            timed[run.row.name] = probe_step(run.config)
-        seconds = timed[run.row.name] * run.config.train.steps / run.flops["true"]
-        pretraining += seconds * left[run.name].pretraining
-        finetuning += seconds * left[run.name].finetuning
-    return Work(pretraining, finetuning)
+    total = Work(*map(sum, zip(*left.values(), strict=True)))
+    run = max((run for run in plan.runs if run.name in left), key=lambda run: sum(left[run.name]))
+    step = plan.step_seconds.get(run.row.name) or probe_step(run.config, ESTIMATE_SECONDS)
+    seconds = step * run.config.train.steps / run.flops["true"]
+    return Work(seconds * total.pretraining, seconds * total.finetuning)

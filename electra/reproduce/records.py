@@ -5,7 +5,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 from scipy.stats import f as fisher
@@ -13,12 +13,14 @@ from scipy.stats import t as student
 
 from electra.assignments import from_dict, to_dict
 from electra.checkpoints.folder import read_run_config
-from electra.checkpoints.manifest import read_manifest
+from electra.checkpoints.manifest import Branch, Flops, read_manifest
+from electra.checkpoints.records import Count, RunResults, Scores, read_results
 from electra.errors import UserError, require
 from electra.files import read_object
 from electra.reports.glossary import format_interval
 from electra.reproduce.plan import Plan, PlannedRun, Setup, find_digest, require_same
 from electra.reproduce.suite import Row, Suite
+from electra.shapes import require_fields
 from electra.training.config import PretrainConfig
 
 LEAST_SEEDS = 3
@@ -27,7 +29,57 @@ TOO_FEW = "too few seeds"
 POINTS = 100
 """Points of a score: the paper prints shares as per cent."""
 Record = dict[str, Any]
-"""What one run cost, its scores, and where it was made; as in results.json."""
+"""A `RunRecord`."""
+
+
+class RunRecord(TypedDict):
+    """A run in results.json of a suite: what it cost, its scores, and where it was made.
+
+    What is by task has an entry for each task of the suite.
+    """
+
+    run: str
+    """Name of its folder."""
+    row: str
+    fraction: float
+    """Share of the budget."""
+    seed: int
+    steps: Count
+    tokens: Count
+    flops: Flops
+    seconds: float
+    heldout: dict[str, float | str | None] | None
+    """The last held-out record."""
+    scores: Scores
+    """By task, as fractions."""
+    metrics: NotRequired[dict[str, str]]
+    """By task, what the score is."""
+    chosen: NotRequired[dict[str, str]]
+    """By task, the combination of the grid that dev chose."""
+    collapsed: NotRequired[list[str]]
+    """Tasks on which the fine-tuning is no better than a constant answer."""
+    branched_from: Branch | None
+    """The run whose stable part it shares, and the step."""
+    commits: list[str]
+    devices: list[str]
+    shards: str
+    """Digest of the shards."""
+    config: dict[str, Any]
+    """Settings of the pre-training."""
+    finetune: dict[str, list[str]]
+    """By task, settings of the fine-tuning, as field=value."""
+    data: NotRequired[dict[str, str]]
+    """By task, digest of its files."""
+
+
+class SuiteResults(TypedDict):
+    """results.json of a suite; the fields that are read."""
+
+    suite: dict[str, Any]
+    records: list[RunRecord]
+    """Of the runs that its tables show."""
+    others: NotRequired[list[RunRecord]]
+    """Of seeds, rows and tasks that the last command left out."""
 
 
 def find_known(
@@ -80,9 +132,12 @@ def find_known(
 def read_all_records(out: Path) -> list[Record]:
     """Return the records of a suite's results, also those that its tables leave out."""
     path = out / "results.json"
-    found = read_object(path)
-    require("suite" in found, f"{path} is not of a suite; choose another folder")
-    return [*found["records"], *found.get("others", [])]  # not in results of older versions
+    require("suite" in read_object(path), f"{path} is not of a suite; choose another folder")
+    found = read_object(path, SuiteResults)
+    records = [*found["records"], *found.get("others", [])]  # not in results of older versions
+    for record in records:
+        require_fields(record["finetune"], record["scores"], f"{path}: {record['run']}: finetune")
+    return records
 
 
 def read_written(out: Path) -> list[Record]:
@@ -105,9 +160,12 @@ def read_records(setup: Setup, plan: Plan, known: Mapping[str, Record]) -> list[
 
 def _read_record(setup: Setup, run: PlannedRun) -> Record:
     folder, finetune = setup.runs / run.name, setup.suite.finetune_settings_of(run.row)
-    results, manifest = read_object(folder / "results.json"), read_manifest(folder)
+    results, manifest = read_object(folder / "results.json", RunResults), read_manifest(folder)
     places = {task: setup.finetuning(run, task) for task in finetune}
-    finetunings = {task: read_object(place / "results.json") for task, place in places.items()}
+    finetunings = {
+        task: read_results(place, "median", "metric", "num_degenerate")
+        for task, place in places.items()
+    }
     return {
         "run": run.name,
         "row": run.row.name,
@@ -124,7 +182,7 @@ def _read_record(setup: Setup, run: PlannedRun) -> Record:
         "chosen": {task: found["best"] for task, found in finetunings.items() if "best" in found},
         "collapsed": [task for task, found in finetunings.items() if found["num_degenerate"]],
         "branched_from": manifest.get("branched_from"),
-        "commits": sorted({str(each.get("commit")) for each in manifest["sessions"]}),
+        "commits": sorted({each["commit"] for each in manifest["sessions"] if each.get("commit")}),
         # The dtype is not the same on every CPU.
         "devices": sorted(
             {

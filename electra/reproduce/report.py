@@ -16,7 +16,7 @@ from electra.reports.curves import COLOURS, STYLE
 from electra.reports.glossary import format_count
 from electra.reports.page import render_page
 from electra.reports.rendering import Table, to_latex, to_markdown
-from electra.reports.runs import format_commit
+from electra.reports.runs import UNKNOWN, format_commit
 from electra.reproduce.records import (
     LEAST_SEEDS,
     TOO_FEW,
@@ -248,7 +248,7 @@ def trace_runs(records: Sequence[Record]) -> Table:
             format_count(record["tokens"]),
             f"{record['flops']['true']:.2e}",
             f"{record['flops']['paper']:.2e}",
-            " ".join(map(format_commit, record["commits"])),
+            " ".join(map(format_commit, record["commits"])) or UNKNOWN,
             " ".join(record["devices"]),
         ]
         for record in records

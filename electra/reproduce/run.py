@@ -19,10 +19,11 @@ import torch
 
 from electra.checkpoints.manifest import LOCK
 from electra.errors import UserError, did_you_mean, require
-from electra.files import copy_folder, hold, new_folder, sha256_file
+from electra.files import copy_folder, hold, new_folder, sha256_file, write_json
 from electra.finetuning.grid import search
 from electra.finetuning.loop import finetune
 from electra.finetuning.loop import ignore as pass_over
+from electra.inference.score import compare_pairs, load_scorer, read_pairs
 from electra.pretraining.continuation import branch
 from electra.pretraining.loop import pretrain, resume
 from electra.processes import Interrupted, follow_parent, join_ray, usable_cores
@@ -40,10 +41,12 @@ from electra.reproduce.plan import (
     find_work,
     finetune_configs,
     keep_plan,
+    known_name,
     open_plan,
 )
 from electra.reproduce.records import Cell, find_known, keep_scores, read_records, read_written
 from electra.reproduce.report import write_results
+from electra.reproduce.suite import PAIRS
 from electra.tasks.glue import GLUE
 from electra.tasks.registry import TASKS, read_task
 
@@ -70,9 +73,13 @@ def find_tasks(tasks: Sequence[str], glue: Path | None, data: Sequence[str]) -> 
         folder = given.get(task, glue if task in GLUE else None)
         need = "--glue DIR" if task in GLUE else f"--data {task}=DIR"
         if folder is None:
-            require(task in TASKS, f"unknown task {task!r}{did_you_mean(task, TASKS)}")
+            near = did_you_mean(task, TASKS)
+            is_known = task in (*TASKS, PAIRS)
+            require(is_known, f"unknown task {task!r}{near}; one of your own needs {need}")
             raise UserError(f"{task} has no folder: give {need}, or other --tasks")
-        require(folder.is_dir(), f"{folder} is no folder; {task} needs {need}")
+        is_there = folder.is_file() if task == PAIRS else folder.is_dir()
+        what = "file of pairs" if task == PAIRS else "folder"
+        require(is_there, f"{folder} is no {what}; {task} needs {need}")
         folders[task] = folder
     return folders
 
@@ -108,12 +115,15 @@ class Session:
         self.plan = open_plan(suite, setup.shards, runs, jobs)
         row, config = self.plan.runs[0].row, self.plan.runs[0].config
         tasks = {}
-        for task in suite.tasks:
+        for task in (each for each in suite.tasks if each != PAIRS):
             some = next(iter(finetune_configs(suite, row, config, task).values()))
-            tasks[task] = read_task(task, setup.data[task], some)
+            tasks[task] = read_task(known_name(task), setup.data[task], some)
         digests = {
             task: digest_files(map(sha256_file, question.files)) for task, question in tasks.items()
         }
+        if PAIRS in suite.tasks:
+            read_pairs(setup.data[PAIRS])  # refused before the pre-training
+            digests[PAIRS] = digest_files([sha256_file(setup.data[PAIRS])])
         for task, digest in digests.items():
             for place in find_finetunings(runs, task):
                 try:
@@ -339,11 +349,26 @@ def compute_run(setup: Setup, run: PlannedRun) -> None:
             pretrain(setup.shards, folder, run.config, pass_over)
     for task in setup.unfinished_tasks(run):
         configs = finetune_configs(setup.suite, run.row, run.config, task)
-        data, out = setup.data[task], setup.finetuning(run, task)
-        if setup.suite.grid:
-            search(folder, task, data, out, configs, seeds=1, progress=pass_over)
-        else:
-            finetune(folder, task, data, out, *configs.values(), seeds=1, progress=pass_over)
+        where = folder, known_name(task), setup.data[task], setup.finetuning(run, task)
+        if task == PAIRS:
+            score_pairs(folder, setup.data[task], setup.finetuning(run, task))
+            continue
+        with setup.telling(run, task) as tell:
+            if setup.suite.grid:
+                search(*where, configs, seeds=1, progress=tell)
+            else:
+                finetune(*where, *configs.values(), seeds=1, progress=tell)
+
+
+def score_pairs(run: Path, data: Path, out: Path) -> None:
+    """Write the folder of a run's minimal pairs: the share whose good sentence is preferred."""
+    pairs, scorer = read_pairs(data), load_scorer(run)
+    found = compare_pairs(pairs, scorer.score([*pairs.good, *pairs.bad]))
+    about = {"task": PAIRS, "start": str(run)}
+    with new_folder(out) as folder:
+        write_json(folder / "config.json", {**about, "files": {str(data): sha256_file(data)}})
+        scores = {"metric": "accuracy", "median": found["accuracy"], "num_degenerate": 0}
+        write_json(folder / "results.json", {**about, **scores, **scorer.origin, **found})
 
 
 @contextmanager

@@ -15,6 +15,8 @@ from electra.errors import did_you_mean, require, require_choice, tell_place
 
 SUITES = Path(__file__).parent / "suites"
 SUFFIX = ".toml"
+PAIRS = "minimal-pairs"
+"""The task without training: how often the better of two sentences is the more likely one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,13 +116,21 @@ class Suite:
         return {row.name: row.against or self.reference for row in self.rows}
 
     @property
+    def num_combinations(self) -> int:
+        """Number of fine-tunings of a run on a task."""
+        return math.prod(1 + setting.count(",") for setting in self.grid)
+
+    @property
     def finetune_settings(self) -> dict[str, list[str]]:
         """Settings of fine-tuning of each task, as field=value, then those of the grid."""
         return self.finetune_settings_of(None)
 
     def finetune_settings_of(self, row: Row | None) -> dict[str, list[str]]:
         """Return the settings of fine-tuning of a row, or of all rows, on each task."""
-        return {task: [*self.fixed_settings(task, row), *self.grid] for task in self.tasks}
+        return {
+            task: [] if task == PAIRS else [*self.fixed_settings(task, row), *self.grid]
+            for task in self.tasks
+        }
 
     def fixed_settings(self, task: str, row: Row | None) -> list[str]:
         """Return what all fine-tunings of a row on a task have in common, as field=value."""
@@ -134,6 +144,8 @@ class Suite:
     def __post_init__(self) -> None:
         _require_distinct("the rows' names", [row.name for row in self.rows])
         _require_distinct("tasks", self.tasks)
+        for task in self.tasks:
+            require(Path(task).name == task, f"a task's name is that of a folder, not {task!r}")
         for name in self.finetune:
             require_choice("task of finetune", name, (*self.tasks, "all"))
         require(self.seeds >= 1, f"seeds must be >= 1, not {self.seeds}")

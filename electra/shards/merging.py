@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from electra.errors import UserError, require
-from electra.files import parse_json, read_object, read_text, write_json, write_text
+from electra.files import read_json, read_object, write_json, write_text
 from electra.shards.cleaning import find_near_duplicates, find_repeats, write_dropped
 from electra.shards.config import PrepareConfig
 from electra.shards.pieces import (
     RECORD,
     Piece,
+    Piecewise,
     hash_documents,
     heldout_limit,
     read_texts,
@@ -34,6 +35,7 @@ from electra.shards.store import (
     OFFSET_DTYPE,
     PARTS,
     VERSION,
+    Manifest,
     ShardWriter,
     describe_part,
     shard_name,
@@ -71,7 +73,7 @@ def merge_pieces(
     The shards of the pieces are not touched, so that this can be done again after an interrupt.
     """
     places = [piece.place(folder / PIECES) for piece in pieces]
-    records = [read_object(place / RECORD) for place in places]
+    records = [read_object(place / RECORD, Piecewise) for place in places]
     text, dropped, num_unknown = sum_records(records)
     duplicates, num_repeats = _find_duplicates(places, config, dropped)
     is_dropped = duplicates > 0
@@ -138,7 +140,7 @@ def move_shards(folder: Path) -> None:
     This can be begun again after an interrupt, since every step may have been done before.
     """
     if (folder / MOVES).exists():
-        for before, after in parse_json(read_text(folder / MOVES), folder / MOVES):
+        for before, after in _read_moves(folder):
             if (folder / before).exists():
                 (folder / before).replace(folder / after)
             is_there = (folder / after).exists()  # else the pieces must stay
@@ -152,14 +154,20 @@ def list_shards(folder: Path) -> Iterator[tuple[Path, str]]:
 
     The manifest is the last one.
     """
-    read = parse_json(read_text(folder / MOVES), folder / MOVES)
-    moves = {after: before for before, after in read}
-    parts = read_object(folder / "manifest.json")["parts"]
+    moves = {after: before for before, after in _read_moves(folder)}
+    parts = read_object(folder / "manifest.json", Manifest)["parts"]
     names = [f"{e['name']}.{c}" for part in PARTS for e in parts[part]["shards"] for c in COLUMNS]
     names += [f"tokenizer/{path.name}" for path in sorted((folder / "tokenizer").iterdir())]
     names += [DROPPED] if (folder / DROPPED).exists() else []
     for name in (*names, "manifest.json"):
         yield folder / moves.get(name, name), name
+
+
+def _read_moves(folder: Path) -> list[list[str]]:
+    """Return where each file of the shards is, and where it goes."""
+    moves: list[list[str]] = read_json(folder / MOVES, list[list[str]])
+    require(all(len(each) == 2 for each in moves), f"{folder / MOVES}: each must be two names")
+    return moves
 
 
 def _find_duplicates(

@@ -28,7 +28,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from electra.files import read_object, sha256_file, write_json
 from electra.processes import follow_parent, join_ray, usable_cores
 from electra.shards.cleaning import Filters, sign_documents
 from electra.shards.config import PrepareConfig
-from electra.shards.store import PARTS, ShardWriter
+from electra.shards.store import PARTS, Count, Parts, ShardWriter
 from electra.text.documents import RangeBorder, Reader, TextCounts, close_last, group_texts
 from electra.text.streams import compression_of, stamp_of, unchanged
 from electra.tokenizing.tokenizer import Tokenizer
@@ -61,6 +61,18 @@ RAY_CPUS = 0.9
 the pieces, or another one, finds room on a full cluster."""
 RAY_PIECES = 16
 """Most pieces in one call of Ray: ranges of one compressed file are best read in turn."""
+
+
+class Piecewise(TypedDict):
+    """task.json of a finished piece."""
+
+    task: str
+    text: dict[str, int | dict[str, int]]
+    unk_tokens: Count
+    dropped: dict[str, Count]
+    parts: Parts
+    sha256: dict[str, str]
+
 
 Record = dict[str, Any]
 Encoder = WordEncoder | LineEncoder
@@ -173,14 +185,14 @@ def read_piece(folder: Path, piece: Piece, *, verify: bool = True) -> Record | N
     """
     place = piece.place(folder)
     try:
-        record = read_object(place / RECORD)
-        is_done = record["task"] == piece.digest
-        files = {place / name: digest for name, digest in record["sha256"].items()}
-        is_whole = all(path.is_file() for path in files) and (
-            not verify or all(sha256_file(path) == digest for path, digest in files.items())
-        )
-    except (UserError, KeyError, TypeError, AttributeError):
+        record = read_object(place / RECORD, Piecewise)
+    except UserError:
         return None
+    is_done = record["task"] == piece.digest
+    files = {place / name: digest for name, digest in record["sha256"].items()}
+    is_whole = all(path.is_file() for path in files) and (
+        not verify or all(sha256_file(path) == digest for path, digest in files.items())
+    )
     return record if is_done and is_whole else None
 
 

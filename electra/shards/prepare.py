@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
 from electra.errors import require
 from electra.files import (
@@ -42,7 +42,7 @@ from electra.shards.pieces import (
     run_here,
     run_on_ray,
 )
-from electra.shards.store import MAX_SHARD_TOKENS
+from electra.shards.store import MAX_SHARD_TOKENS, Manifest
 from electra.text.sources import Sources, find_sources, look
 from electra.text.streams import STDIN, is_url, locate, open_stdin, read_bytes, send
 from electra.tokenizing.tokenizer import Tokenizer
@@ -53,6 +53,14 @@ TellProgress = Callable[[int, int | None, int], None]
 
 PLAN = "plan.json"
 """The settings of an unfinished preparation."""
+
+
+class Begun(TypedDict):
+    """plan.json: the tokenizer's digest, when it was merged that of the text, and settings."""
+
+    tokenizer: str
+    text: NotRequired[str]
+    num_shares: NotRequired[int | None]
 
 
 def prepare(
@@ -220,9 +228,9 @@ def _plan(
     path, settings = folder / PLAN, asdict(config)
     names = (*SETTINGS_OF_PIECES, "task_bytes")
     plan = {"tokenizer": tokenizer.digest, **{name: settings[name] for name in names}}
-    begun = read_object(path) if path.exists() else {}
-    if begun:  # of an older version, without the settings that came later
-        require_same(folder, {**asdict(PrepareConfig()), **begun}, plan)
+    begun = read_object(path, Begun) if path.exists() else {}
+    if begun:
+        require_same(folder, begun, plan)
         if begun.get("num_shares") or not num_shares:
             return
     elif clears:
@@ -259,7 +267,7 @@ def _is_merged(folder: Path, out: Path, files: Sequence[Path], config: PrepareCo
     """Return whether the last step was begun and pieces may be gone; a URL's never are."""
     if is_url(out) or not (folder / "manifest.json").exists():
         return False
-    plan = read_object(folder / PLAN)
+    plan = read_object(folder / PLAN, Begun)
     if "text" in plan and not any(path == STDIN or path.is_fifo() for path in files):
         require(
             plan["text"] == _digest(list_pieces(files, config, plan["tokenizer"])),
@@ -317,13 +325,13 @@ def _complete(folder: Path, out: Path) -> dict[str, Any]:
     if is_url(out):
         for path, name in list_shards(folder):
             send(path, out / name)
-        manifest = read_object(folder / "manifest.json")
+        manifest = read_object(folder / "manifest.json", Manifest)
         shutil.rmtree(folder)
         return manifest
     move_shards(folder)
     for path in folder.glob("pipe-*"):
         path.unlink(missing_ok=True)
-    manifest = read_object(folder / "manifest.json")
+    manifest = read_object(folder / "manifest.json", Manifest)
     for path in filter(Path.is_file, folder.iterdir()):
         flush_file(path)
     folder.rename(out)

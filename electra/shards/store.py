@@ -29,13 +29,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
 from electra.assignments import parse_toml
 from electra.errors import UserError, require
 from electra.files import parse_object, read_object, sha256_file, write_json
+from electra.settings import AtLeast
+from electra.shapes import check_shape
 from electra.text.streams import TRUSTED_SECONDS, fetch, fetched, is_url, locate, read_bytes
 from electra.tokenizing.tokenizer import Tokenizer, tokens_dtype
 
@@ -59,6 +61,69 @@ MAX_FETCHES = 8
 """Files that `fetch_shards` copies at the same time."""
 MAX_SHARD_TOKENS = 1 << 31
 """Largest `shard_tokens`. A shard ends with a whole document, whose offsets must be below 2**32."""
+
+
+Count = Annotated[int, AtLeast(0)]
+Some = Annotated[int, AtLeast(1)]
+
+
+class Digests(TypedDict):
+    """The sha256 of a shard's columns."""
+
+    tokens: str
+    lines: str
+    documents: str
+
+
+class ShardEntry(TypedDict):
+    """A shard in the manifest; none is empty."""
+
+    name: str
+    num_tokens: Some
+    num_lines: Some
+    num_documents: Some
+    sha256: Digests
+
+
+class PartEntry(TypedDict):
+    """A part in the manifest: sums, and its shards."""
+
+    num_tokens: Count
+    num_lines: Count
+    num_documents: Count
+    shards: list[ShardEntry]
+
+
+class Parts(TypedDict):
+    """The parts in the manifest."""
+
+    train: PartEntry
+    heldout: PartEntry
+
+
+class TextEntry(TypedDict):
+    """What was read; the counts that are shown."""
+
+    files: Count
+    files_of_lines: Count
+    files_of_one_document: NotRequired[Count]
+    invalid_sequences: Count
+    empty: NotRequired[Count]
+    forms: NotRequired[dict[str, Count]]
+
+
+class Manifest(TypedDict):
+    """manifest.json of a shards folder; the fields that are read."""
+
+    format: str
+    version: int
+    dtype: str
+    tokenizer_digest: str
+    text: TextEntry
+    unk_tokens: Count
+    duplicates: Count
+    dropped: dict[str, Count]
+    parts: Parts
 
 
 @dataclass(eq=False)
@@ -154,12 +219,12 @@ def open_shards(folder: str | Path, *, verify: bool | Literal["anew"] = True) ->
     if content is None:
         raise UserError(f"{folder} is not a shards folder (no manifest.json); see electra prepare")
     manifest = parse_object(content, path)
-    is_ours = manifest.get("format") == FORMAT and "dtype" in manifest
-    require(is_ours, f"{path} is not the manifest of a shards folder")
+    require(manifest.get("format") == FORMAT, f"{path} is not the manifest of a shards folder")
     version = manifest.get("version")
     require(
         version == VERSION, f"{path} has format version {version}; this electra reads {VERSION}"
     )
+    check_shape(manifest, Manifest, path)
     with fetched(folder / "tokenizer") as copy:
         tokenizer = Tokenizer.load(copy)
     require(
@@ -171,14 +236,9 @@ def open_shards(folder: str | Path, *, verify: bool | Literal["anew"] = True) ->
         dtype == tokens_dtype(tokenizer.vocab_size), f"{path} is damaged: dtype {dtype!r} is wrong"
     )
     digest = hashlib.sha256(content).hexdigest()
-    try:
-        parts, files = _list_files(folder, manifest)
-    except (KeyError, TypeError):
-        raise UserError(f"{path} is damaged: a field is missing") from None
+    parts, files = _list_files(folder, manifest)
     for part, shards in parts.items():
         require(bool(shards), f"{path} is damaged: no shard of part {part}")
-    for name, (size, _) in files.items():
-        require(size > 0, f"{folder / name} is damaged: a shard is never empty")
     if not is_url(folder):
         _check_files(folder, files, digest, verify=verify)
     elif verify == "anew":

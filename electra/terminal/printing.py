@@ -104,10 +104,14 @@ def print_plan(settings: Mapping[str, object], action: str) -> None:
     """Print the plan of a dry run: one line per setting in the form of --set, then the action."""
     console = open_console()
     for name, value in settings.items():
-        word = str(value).lower() if value is None or isinstance(value, bool) else str(value)
-        line = Text(printable(f"{name}=")).append(printable(word), "bold")
+        line = Text(printable(f"{name}=")).append(printable(as_word(value)), "bold")
         console.print(line, soft_wrap=True)
     console.print(Text(printable(f"would {action}; nothing was written")), soft_wrap=True)
+
+
+def as_word(value: object) -> str:
+    """Return the value of a setting as --set takes it."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> None:
