@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from io import BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from cyclopts import (
     App,
@@ -246,7 +246,7 @@ def _find_setting(error: UnknownOptionError) -> str:
     option = option.replace("-", "_").lower()
     for argument in error.argument_collection:
         if argument.name == "--set" and (complete := argument.parameter.completer):
-            settings: list[str] = [name.rstrip("=") for name in complete(None)]
+            settings: list[str] = [name.rstrip("=") for name in cast(Any, complete)(None)]
             names = {name.rpartition(".")[2]: name for name in reversed(settings)}
             return names.get(SPELLINGS.get(option, option), "")
     return ""
