@@ -84,6 +84,7 @@ def write_glue(folder, lines):
     for task in GLUE.values():
         labels = task.labels or ("0.0", "2.5", "5.0")
         for split, stem in task.files:
+            stem = stem.replace("(dev|validation)", "dev").replace("dev|validation", "dev")
             is_labelled = split.startswith(("train", "dev"))
             place = DIAGNOSTIC[0] if split == "diagnostic" else task.folders[0]
             columns = task.columns if is_labelled else ()

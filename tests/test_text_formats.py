@@ -23,10 +23,11 @@ from tasks import write_files, write_parquet
 
 from electra.errors import UserError
 from electra.shards.config import PrepareConfig
+from electra.shards.pieces import list_pieces
 from electra.shards.prepare import prepare
 from electra.shards.store import open_shards
 from electra.text.config import TextConfig
-from electra.text.documents import Reader
+from electra.text.documents import Reader, close_last
 from electra.text.sources import find_sources, name_first
 from electra.text.streams import detect, locate
 from electra.text.tables import read_table
@@ -255,6 +256,20 @@ def test_a_compressed_parquet_and_a_compressed_pipe_are_read_whatever_the_name(
     content = io.BytesIO(lzma.compress(b"one\n\ntwo"))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(content))
     assert read("-")[0] == [["one"], ["two"]]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.zst"])
+@pytest.mark.parametrize("method", ["plain", "gz", "zst"])
+def test_ranges_of_a_file_with_the_wrong_suffix_are_the_whole_file(tmp_path, name, method):
+    lines = [f"line {number}" for number in range(9000)]
+    write_files(tmp_path, {name: COMPRESS[method]("\n\n".join(lines).encode())})
+    config = PrepareConfig(task_bytes=10_000)
+    found = []
+    for piece in list_pieces([tmp_path / name], config, ""):
+        (part,) = piece.ranges
+        found += Reader(settings=config).read_range(part.path, part.start, part.stop, part.border)
+    close_last()
+    assert found == [[line] for line in lines]
 
 
 def test_links_out_of_a_folder_are_told(tmp_path):
