@@ -28,22 +28,22 @@ import torch
 import transformers
 from torch import Tensor
 
+from electra.assignments import override
 from electra.checkpoints.folder import SavedModel, SavedNetwork
 from electra.checkpoints.manifest import find_commit
 from electra.checkpoints.names import ELECTRA
-from electra.config import FinetuneConfig
 from electra.errors import UserError, require
 from electra.files import write_json, write_text
 from electra.finetuning.loop import train_seed
 from electra.finetuning.network import build_network, keep_tokens
 from electra.finetuning.start import Job, TaskRows, encode_task
 from electra.model.encoder import Encoder
-from electra.model.heads import ClassifierHead
 from electra.model.initialisation import init_weights
+from electra.model.task_heads import ClassifierHead
 from electra.presets import FINETUNE_PRESETS, PRESETS
 from electra.reports.rendering import Table, to_markdown
-from electra.settings import override
 from electra.tasks.classification import Classification
+from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Task
 from electra.tasks.registry import read_task
 from electra.tasks.rows import Rows, make_batch

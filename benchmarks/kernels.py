@@ -20,15 +20,15 @@ from torch._inductor import config as inductor
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.step import Ours, Plain
+from electra.assignments import override
 from electra.checkpoints.manifest import find_commit
 from electra.files import write_json, write_text
 from electra.method.flops import count_true
-from electra.method.registry import sketch_objective
 from electra.presets import PRESETS
 from electra.pretraining.acceleration import WARM_UP_STEPS
+from electra.pretraining.networks import sketch_objective
 from electra.pretraining.plan import make_rows
 from electra.reports.rendering import Table, to_markdown
-from electra.settings import override
 from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine, prepare_machine
 

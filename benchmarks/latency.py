@@ -31,16 +31,17 @@ import torch
 
 from electra.checkpoints.folder import SavedNetwork
 from electra.checkpoints.manifest import find_commit
-from electra.config import EncoderConfig
 from electra.files import write_json, write_text
 from electra.inference.network import LoadedEncoder
-from electra.interop.export import Outgoing, describe_labels, write_plain
+from electra.interop.export import Outgoing, write_plain
 from electra.interop.onnx import INPUTS, Graph, open_session, quantise, trace
+from electra.model.config import EncoderConfig
 from electra.model.encoder import Encoder, choose_layers
-from electra.model.heads import ClassifierHead
 from electra.model.initialisation import init_weights
+from electra.model.task_heads import ClassifierHead
 from electra.presets import PRESETS
 from electra.reports.rendering import Table, to_markdown
+from electra.tasks.family import name_outputs
 from electra.text.tables import read_texts
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine
@@ -80,7 +81,7 @@ def build(folder: Path, sizes: EncoderConfig, tokenizer: Tokenizer, threads: int
     network = SavedNetwork("", sizes, (parameters,), head)
     outgoing = Outgoing(
         *(network, "SequenceClassification", classifier, tokenizer, LENGTH, "random weights"),
-        settings=describe_labels(CLASSES),
+        settings={"problem_type": "single_label_classification", **name_outputs(CLASSES)},
     )
     write_plain(folder, outgoing)
     graph = Graph(sizes, parameters, "SequenceClassification", classifier)

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from electra.checkpoints.manifest import find_commit
-from electra.config import ExamplesConfig
 from electra.files import write_json, write_text
 from electra.reports.rendering import Table, to_markdown
+from electra.shards.config import ExamplesConfig
 from electra.shards.examples import Examples
 from electra.shards.store import open_shards
 from electra.training.machine import Machine

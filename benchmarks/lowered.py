@@ -31,9 +31,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from electra.assignments import override
 from electra.checkpoints.manifest import find_commit
-from electra.config import OBJECTIVES, SCHEMES, PretrainConfig
 from electra.files import read_object, write_json, write_text
+from electra.method.config import OBJECTIVES, SCHEMES
 from electra.method.measures import tally
 from electra.model.batch import find_real
 from electra.presets import PRESETS
@@ -43,8 +44,8 @@ from electra.pretraining.plan import make_rows
 from electra.pretraining.start import build_model
 from electra.pretraining.step import Step
 from electra.reports.rendering import Table, to_markdown
-from electra.settings import override
 from electra.tokenizing.tokenizer import make_tokenizer
+from electra.training.config import PretrainConfig
 from electra.training.machine import Machine
 
 META, GPU = torch.device("meta"), torch.device("cuda", 0)

@@ -18,20 +18,20 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
+from electra.assignments import override, to_dict
 from electra.checkpoints.manifest import find_commit
 from electra.checkpoints.metrics import read_metrics
-from electra.config import PretrainConfig
 from electra.errors import UserError
 from electra.files import write_json, write_text
 from electra.finetuning.loop import finetune
 from electra.method.flops import count_run, count_true
-from electra.method.registry import sketch_objective
 from electra.presets import FINETUNE_PRESETS, PRESETS
 from electra.pretraining.loop import pretrain, resume
+from electra.pretraining.networks import sketch_objective
 from electra.pretraining.start import fit_to_shards
 from electra.reports.rendering import Table, to_markdown
-from electra.settings import override, to_dict
 from electra.shards.store import open_shards
+from electra.training.config import PretrainConfig
 
 VARIANTS = {
     "rtd": [],
@@ -118,7 +118,7 @@ def run_one(
         "steps": results["steps"],
         "tokens": results["tokens"],
         "seconds": results["seconds"],
-        "flops": count_run(sketch_objective(config), config),
+        "flops": count_run(sketch_objective(config), *config.amount),
         "heldout": results["heldout"],
         "curve": [r for r in read_metrics(run / "metrics.jsonl") if r["part"] == "heldout"],
         "scores": scores,

@@ -22,9 +22,9 @@ from typing import Any
 import tokenizers
 
 from electra.checkpoints.manifest import find_commit
-from electra.config import PrepareConfig
 from electra.errors import UserError
 from electra.processes import usable_cores
+from electra.shards.config import PrepareConfig
 from electra.shards.prepare import prepare
 from electra.text.documents import Reader
 from electra.text.sources import find_sources

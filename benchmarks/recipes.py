@@ -46,6 +46,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from benchmarks.objectives import format_spread, trace
+from electra.assignments import override, to_dict
 from electra.checkpoints.checkpoint import (
     list_checkpoints,
     load_parameters,
@@ -54,25 +55,24 @@ from electra.checkpoints.checkpoint import (
 )
 from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import find_commit
-from electra.config import PretrainConfig
 from electra.errors import UserError, require
 from electra.files import write_json, write_text
 from electra.finetuning.grid import combine, search
 from electra.method.flops import count_true
 from electra.method.objective import Objective
-from electra.method.registry import sketch_objective
 from electra.model.batch import Batch, find_real
 from electra.presets import FINETUNE_PRESETS, PRESETS
 from electra.pretraining.acceleration import prepare_step
-from electra.pretraining.evaluation import heldout_batches, split_heldout
+from electra.pretraining.evaluation import heldout_rows, split_heldout
 from electra.pretraining.loop import pretrain, resume
+from electra.pretraining.networks import sketch_objective
 from electra.pretraining.plan import make_rows
 from electra.pretraining.start import build_model, fit_to_shards
 from electra.quickstart.config import QUICKSTART
 from electra.quickstart.questions import punctuation_question, write_passages
 from electra.reports.rendering import Table, to_markdown
-from electra.settings import override, to_dict
 from electra.shards.store import open_shards
+from electra.training.config import PretrainConfig
 from electra.training.machine import prepare_machine
 
 PRESENT = "present"
@@ -205,37 +205,39 @@ def find_rows(
         shards_folder: Where the held-out rows are.
     """
     shards = open_shards(shards_folder, verify=False)
-    config = override(config, [f"train.evaluate_rows={YARDSTICK_ROWS}", "train.batch_size=32"])
-    batches = list(heldout_batches(shards, config))
-    original = [batch.input_ids_BL for batch in batches]
+    heldout = heldout_rows(shards, override(config, [f"train.evaluate_rows={YARDSTICK_ROWS}"]))
+    assert heldout
+    original = heldout.input_ids_BL
     if not path.exists():
         require(
             (first / "results.json").exists(),
             f"{path} is needed, or {first}, finished: run this variant alone first",
         )
-        corrupted = corrupt(load(first, list_checkpoints(first)[-1], shards_folder), batches)
-        ids = {"original": torch.cat(original), "corrupted": torch.cat(corrupted)}
+        corrupted = corrupt(load(first, list_checkpoints(first)[-1], shards_folder), heldout)
+        ids = {"original": original, "corrupted": torch.cat(corrupted)}
         incomplete = path.with_name(f"{path.name}.{os.getpid()}")
         write_tensors(incomplete, {name: tensor.int() for name, tensor in ids.items()})
         incomplete.replace(path)
     ids = dict(read_tensors(path))
     require(
-        torch.equal(ids["original"], torch.cat(original).int()),
+        torch.equal(ids["original"], original.int()),
         f"{path} has rows of other shards than {shards_folder}",
     )
-    corrupted = list(ids["corrupted"].long().split(32))
-    return list(zip(batches, corrupted, strict=True))
+    corrupted = ids["corrupted"].long().split(32)
+    return [
+        (heldout.rows(slice(32 * number, 32 * (number + 1))), part)
+        for number, part in enumerate(corrupted)
+    ]
 
 
 @torch.no_grad()
-def corrupt(model: Objective, batches: Sequence[Batch]) -> list[Tensor]:
+def corrupt(model: Objective, heldout: Batch) -> list[Tensor]:
     """Return the ids of rows with the tokens that a model's generator replaces."""
     rows = []
-    for number, batch in enumerate(batches):
-        for parts in split_heldout(model, batch, number, 32):
-            judgement = model(*parts).judgement
-            assert judgement
-            rows.append(judgement.corrupt_ids_BL)
+    for parts in split_heldout(model, heldout, 32):
+        judgement = model(*parts).judgement
+        assert judgement
+        rows.append(judgement.corrupt_ids_BL)
     return rows
 
 

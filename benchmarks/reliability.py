@@ -27,17 +27,19 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from electra.assignments import override, to_dict
 from electra.checkpoints.checkpoint import find_checkpoint, list_checkpoints
 from electra.checkpoints.manifest import find_commit
 from electra.checkpoints.metrics import OF_THE_MACHINE, read_metrics
-from electra.config import PrepareConfig, PretrainConfig, TokenizerConfig
 from electra.errors import UserError
 from electra.files import read_object, write_json, write_text
 from electra.presets import PRESETS
 from electra.pretraining.loop import pretrain
-from electra.settings import override, to_dict
+from electra.shards.config import PrepareConfig
 from electra.shards.prepare import prepare
+from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
+from electra.training.config import PretrainConfig
 from electra.training.machine import Machine
 
 TOY = [
@@ -127,9 +129,9 @@ CHILD = """
 import json, sys
 from pathlib import Path
 from benchmarks.reliability import ignore
-from electra.config import PretrainConfig
+from electra.training.config import PretrainConfig
 from electra.pretraining.loop import pretrain
-from electra.settings import from_dict
+from electra.assignments import from_dict
 shards, run, config = sys.argv[1:]
 pretrain(Path(shards), Path(run), from_dict(PretrainConfig, json.loads(config)), ignore)
 """

@@ -34,9 +34,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from electra.assignments import override
 from electra.checkpoints.manifest import find_commit
 from electra.checkpoints.names import ELECTRA
-from electra.config import TokenizerConfig
 from electra.errors import require
 from electra.files import write_json, write_text
 from electra.model.encoder import Encoder
@@ -44,8 +44,8 @@ from electra.model.initialisation import init_weights
 from electra.presets import PRESETS
 from electra.reports.rendering import Table, to_markdown
 from electra.service.config import ServeConfig
-from electra.settings import override
 from electra.text.tables import read_sentences
+from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine
 

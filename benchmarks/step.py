@@ -39,23 +39,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from electra.assignments import override
 from electra.checkpoints.manifest import find_commit
 from electra.checkpoints.names import ARCHITECTURES, ELECTRA
-from electra.config import PretrainConfig
 from electra.files import write_json, write_text
 from electra.method.flops import count_true
 from electra.method.masking import Draw
-from electra.method.registry import sketch_objective
 from electra.method.replaced_token_detection import ReplacedTokenDetection
 from electra.model.batch import Batch
 from electra.model.masked_lm import MaskedLM
 from electra.presets import PRESETS
 from electra.pretraining.acceleration import WARM_UP_STEPS, prepare_step
+from electra.pretraining.networks import sketch_objective
 from electra.pretraining.plan import make_rows
 from electra.pretraining.start import build_model
 from electra.reports.rendering import Table, to_markdown
-from electra.settings import override
 from electra.tokenizing.tokenizer import Tokenizer, make_tokenizer
+from electra.training.config import PretrainConfig
 from electra.training.machine import Machine, prepare_machine
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}

@@ -30,9 +30,9 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from electra.checkpoints.manifest import find_commit
-from electra.config import TokenizerConfig
 from electra.files import read_object, write_json, write_text
 from electra.reports.rendering import Table, to_markdown
+from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.tokenizing.training import ALPHABET_COVERAGE
 from electra.training.machine import Machine

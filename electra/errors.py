@@ -1,6 +1,7 @@
 """The error of a user's mistake, and the wordings that rooms share."""
 
 import difflib
+import re
 import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -8,9 +9,20 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+PASSWORD = re.compile(r"([a-z][a-z0-9+.-]*:/{1,2}[^/\s:@]*):[^/\s]+@", re.IGNORECASE)
+"""User and password of a URL, of which `Path` makes one slash of two."""
+
+
+def hide_passwords(text: str) -> str:
+    """Return the text with the password of each URL in it replaced."""
+    return PASSWORD.sub(r"\1:***@", text)
+
 
 class UserError(ValueError):
     """Error in what the user asked for: one line with value, rule and nearest valid choice."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(hide_passwords(message))
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

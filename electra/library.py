@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from electra.assignments import override
 from electra.checkpoints.checkpoint import find_checkpoint, run_of
 from electra.checkpoints.folder import (
     is_finetuned,
@@ -20,7 +21,7 @@ from electra.checkpoints.folder import (
     read_model,
     read_sizes,
 )
-from electra.config import PrepareConfig
+from electra.checkpoints.manifest import find_best
 from electra.errors import UserError, require, require_choice
 from electra.files import refuse_existing
 from electra.finetuning.loop import finetune as run_finetune
@@ -32,9 +33,9 @@ from electra.inference.ask import detect as run_detect
 from electra.inference.ask import fill as run_fill
 from electra.inference.embed import Pooling, Units, embed_units
 from electra.inference.embed import embed as run_embed
-from electra.inference.network import LoadedEncoder, LoadedNetwork, load_encoder
+from electra.inference.network import PRECISION, LoadedEncoder, LoadedNetwork, load_encoder
 from electra.inference.predict import FinetunedModel, load_model
-from electra.inference.score import Score, load_scorer
+from electra.inference.score import Score, Scorer, load_scorer
 from electra.inference.similarity import choose_layer, read_pairs
 from electra.interop.export import export as run_export
 from electra.interop.sentence_transformers import Similarity
@@ -46,10 +47,11 @@ from electra.processes import Tell, silent
 from electra.reports.rendering import to_markdown
 from electra.reports.runs import find_finetunings, finetuning_table, read_finetuning
 from electra.reports.tokens import Word
-from electra.settings import override
+from electra.shards.config import PrepareConfig
 from electra.shards.prepare import prepare as prepare_shards
 from electra.text.tables import read_texts
 from electra.tokenizing.tokenizer import Tokenizer
+from electra.training.machine import Precision
 
 Settings = Mapping[str, Any]
 """Settings by name, as `{"train.steps": 1000}`."""
@@ -62,38 +64,53 @@ class Model:
     folder: Path
     seed: int | None = None
     """Of a fine-tuning, the seed; None: that with the best score on dev."""
+    precision: Precision = PRECISION
+    """What its answers are computed in."""
 
     @cached_property
     def encoder(self) -> LoadedEncoder:
         """The encoder, without a head."""
-        return load_encoder(self.folder, self.seed)
+        return load_encoder(self.folder, self.seed, self.precision)
 
     @cached_property
     def discriminator(self) -> LoadedNetwork:
         """The discriminator of a run, or of a Hugging Face folder."""
-        return load_asked(self.folder, "replaced")
+        return load_asked(self.folder, "replaced", self.precision)
 
     @cached_property
     def generator(self) -> LoadedNetwork:
         """The generator, or a masked language model."""
-        return load_asked(self.folder, "tokens")
+        return load_asked(self.folder, "tokens", self.precision)
+
+    @cached_property
+    def scorer(self) -> Scorer:
+        """The network that pre-training returned, asked how likely sentences are."""
+        return load_scorer(self.folder, precision=self.precision)
 
     @cached_property
     def finetuned(self) -> FinetunedModel:
         """The fine-tuned model."""
-        return load_model(read_finetuned(self.folder, self.seed))
+        return load_model(read_finetuned(self.folder, self.seed), precision=self.precision)
 
 
-def load(folder: str | Path, *, seed: int | None = None) -> Model:
-    """Return the networks in a folder, for `embed`, `encode`, `detect`, `fill` and `predict`.
+Asked = Model | str | Path
+"""What is asked: a model that `load` returned, or its folder, which is then read anew."""
+
+
+def load(folder: str | Path, *, seed: int | None = None, precision: Precision = PRECISION) -> Model:
+    """Return the networks in a folder, to be asked more than once.
 
     Args:
-        folder: A run, an export or another Hugging Face folder, or a fine-tuning.
+        folder: A run, an export or another Hugging Face folder, or a fine-tuning; of a grid the
+            best one is taken.
         seed: Of a fine-tuning, the seed whose model answers; None: the best on dev.
+        precision: What answers are computed in: float32, bfloat16, or auto, which is bfloat16 on
+            hardware that multiplies it.
 
     Raises:
         UserError: There is no such folder.
     """
+    require_choice("precision", precision, get_args(Precision))
     path = Path(folder)
     require(
         (run_of(path) / "config.json").is_file(),
@@ -102,29 +119,33 @@ def load(folder: str | Path, *, seed: int | None = None) -> Model:
     require(
         seed is None or is_finetuned(path), f"seed {seed} is for a fine-tuning, which {path} is not"
     )
-    return Model(path, seed)
+    return Model(find_best(path) if is_finetuned(path) else path, seed, precision)
+
+
+def _open(model: Asked) -> Model:
+    return model if isinstance(model, Model) else load(model)
 
 
 def embed(
-    model: Model, texts: Sequence[str], *, layer: int | None = None, pooling: Pooling = "mean"
+    model: Asked, texts: Sequence[str], *, layer: int | None = None, pooling: Pooling = "mean"
 ) -> np.ndarray:
     """Return an embedding of each text (texts, H), float32; as `electra embed`.
 
     Args:
-        model: Any model.
-        texts: The texts.
-        layer: Layer, from 1, whose states are pooled; None: the last.
+        model: Any model, or its folder.
+        texts: The texts; a blank one has an embedding of NaN.
+        layer: Layer whose states are pooled; 0: the embeddings of tokens; None: the last layer.
         pooling: mean: over all positions. cls: the state of [CLS].
 
     Raises:
         UserError: There is no such layer, or the folder has no encoder.
     """
     require_choice("pooling", pooling, get_args(Pooling))
-    return run_embed(model.encoder, _list_texts(texts), layer=layer, pooling=pooling)
+    return run_embed(_open(model).encoder, _list_texts(texts), layer=layer, pooling=pooling)
 
 
 def encode(
-    model: Model,
+    model: Asked,
     texts: Sequence[str],
     *,
     unit: Literal["word", "token"] = "token",
@@ -133,77 +154,72 @@ def encode(
     """Return the hidden states of each text's tokens or words, with their places in the text.
 
     Args:
-        model: Any model.
+        model: Any model, or its folder.
         texts: The texts.
         unit: token: the state of each token. word: the mean over the tokens of each word.
-        layer: Layer, from 1, whose states are taken; None: the last.
+        layer: Layer whose states are taken; 0: the embeddings of tokens; None: the last layer.
 
     Raises:
         UserError: There is no such layer, or the folder has no encoder.
     """
     require_choice("unit", unit, ("word", "token"))
-    return embed_units(model.encoder, _list_texts(texts), unit=unit, layer=layer)
+    return embed_units(_open(model).encoder, _list_texts(texts), unit=unit, layer=layer)
 
 
-def detect(model: Model, texts: Sequence[str]) -> list[list[Word]]:
+def detect(model: Asked, texts: Sequence[str]) -> list[list[Word]]:
     """Return the words of each text with their probabilities of being replaced.
 
     Args:
-        model: A model with a discriminator.
+        model: A model with a discriminator, or its folder.
         texts: The texts.
 
     Raises:
         UserError: The folder has no discriminator.
     """
-    return run_detect(model.discriminator, _list_texts(texts))
+    return run_detect(_open(model).discriminator, _list_texts(texts))
 
 
-def fill(model: Model, texts: Sequence[str], *, top: int = 5) -> list[list[list[Candidate]]]:
+def fill(model: Asked, texts: Sequence[str], *, top: int = 5) -> list[list[list[Candidate]]]:
     """Return, of each text, the most probable tokens for each [MASK], the best first.
 
     Args:
-        model: A model with a generator.
-        texts: Texts with at least one [MASK] each.
+        model: A model with a generator, or its folder.
+        texts: Texts with at least one [MASK] each; a blank one has no gaps.
         top: Number of tokens for each.
 
     Raises:
         UserError: The folder has no generator, or a text has no [MASK] or is too long.
     """
-    return run_fill(model.generator, _list_texts(texts), top)
+    return run_fill(_open(model).generator, _list_texts(texts), top)
 
 
-def predict(model: Model, records: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the answer to each record, as `electra predict` writes it; long texts are cut.
+def score(model: Asked, sentences: Sequence[str]) -> list[Score]:
+    """Return the pseudo-log-likelihood of each sentence, as `electra score`.
 
     Args:
-        model: A fine-tuned model.
+        model: A run, an export or another Hugging Face folder.
+        sentences: The sentences; a blank one has a sum of NaN.
+
+    Raises:
+        UserError: The network gives no such probabilities, or a sentence is too long.
+    """
+    return _open(model).scorer.score(_list_texts(sentences))
+
+
+def predict(model: Asked, records: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the answer to each record, as `electra predict` writes it; long texts are cut.
+
+    The values of an answer to a record without any text are None.
+
+    Args:
+        model: A fine-tuned model, or its folder.
         records: Dictionaries with the fields of the task, as `{"text": "..."}`; see
             `FinetunedModel.answer`.
 
     Raises:
         UserError: The folder is no fine-tuning, or a field is missing or wrong.
     """
-    return model.finetuned.answer(_list(records)).records
-
-
-def score(
-    model: str | Path,
-    texts: Sequence[str],
-    *,
-    network: Literal["kept", "generator", "corrector"] = "kept",
-) -> list[Score]:
-    """Return the pseudo-log-likelihood of each sentence, with its tokens; as `electra score`.
-
-    Args:
-        model: A run, or one of its checkpoints.
-        texts: The sentences.
-        network: kept: the network that pre-training returns; or another one of the run.
-
-    Raises:
-        UserError: The network gives no probabilities, or a sentence is too long.
-    """
-    require_choice("network", network, ("kept", "generator", "corrector"))
-    return load_scorer(Path(model), network).score(_list_texts(texts))
+    return _open(model).finetuned.answer(_list(records)).records
 
 
 def prepare(
@@ -381,7 +397,7 @@ def export(
         form="huggingface" if form == "sentence-transformers" else form,
         similarity=similarity,
         onnx=onnx,
-        int8_text=read_texts(Path(int8)) if int8 else [],
+        int8_text=[text for text in read_texts(Path(int8)) if text.strip()] if int8 else [],
         scores=to_markdown(finetuning_table(rows)) if rows else "",
     )
     return Exported(written, similarity)

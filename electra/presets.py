@@ -7,16 +7,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from electra.config import (
-    EncoderConfig,
-    ExamplesConfig,
-    FinetuneConfig,
-    GeneratorConfig,
-    MethodConfig,
-    OptimizerConfig,
-    PretrainConfig,
-    TrainConfig,
-)
+from electra.method.config import GeneratorConfig, MethodConfig
+from electra.model.config import EncoderConfig
+from electra.shards.config import ExamplesConfig
+from electra.tasks.config import FinetuneConfig
+from electra.training.config import OptimizerConfig, PretrainConfig, TrainConfig
 
 
 def encoder_sizes(

@@ -11,9 +11,9 @@ import torch
 from runs import ignore, send_at
 from safetensors.torch import save_file
 
+from electra.assignments import override
 from electra.checkpoints.folder import read_model
 from electra.checkpoints.names import ELECTRA
-from electra.config import PrepareConfig, PretrainConfig, TokenizerConfig
 from electra.files import write_json
 from electra.interop.export import export
 from electra.model.batch import Batch
@@ -22,10 +22,12 @@ from electra.model.initialisation import init_weights
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.loop import pretrain
 from electra.processes import Interrupted
-from electra.settings import override
+from electra.shards.config import PrepareConfig
 from electra.shards.prepare import prepare
+from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training import machine
+from electra.training.config import PretrainConfig
 
 torch.set_num_threads(1)  # the tests run side by side
 machine.PEAK_SECONDS = 0.0  # one product, since no test needs the peak

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from test_step import OBJECTIVES, make_config, make_model, padded
 
+from electra.assignments import override
 from electra.pretraining.acceleration import prepare_step
 from electra.pretraining.plan import make_rows
-from electra.settings import override
 from electra.training.distributed import joined, sum_over_ranks
 from electra.training.machine import Machine, prepare_machine
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from runs import ignore as ignore
 
-from electra.config import FinetuneConfig
-from electra.settings import override
+from electra.assignments import override
+from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Task
 from electra.tasks.registry import read_task
 

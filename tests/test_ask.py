@@ -112,8 +112,13 @@ def test_both_verbs_print_text_or_json(run, tmp_path, capsys, monkeypatch):
     path.write_text("the cat\n\na mat\n")
     printed = succeed(capsys, "detect", run, "--input", path, "--json").out
     answers = [json.loads(line) for line in printed.splitlines()]
-    assert [answer["text"] for answer in answers] == ["the cat", "a mat"]
+    assert [answer["text"] for answer in answers] == ["the cat", "", "a mat"]
     assert [word["text"] for word in answers[0]["words"]] == ["the", "cat"]
+    assert answers[1]["words"] == []
+    succeed(capsys, "detect", run, "--input", path)
+    path.write_text("\n\nthe [MASK]\n\n\n")
+    printed = succeed(capsys, "fill", run, "--input", path, "--json").out
+    assert [len(json.loads(line)["gaps"]) for line in printed.splitlines()] == [0, 0, 1, 0, 0]
     assert len(succeed(capsys, "fill", run, "the [MASK] sat", "--top", "2").out.splitlines()) == 4
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"[MASK] sat\n")))
     printed = succeed(capsys, "fill", run, "--input", "-", "--top", "1", "--json").out

@@ -20,16 +20,16 @@ from benchmarks import load as loading
 from benchmarks import step as steps
 from benchmarks.objectives import VARIANTS, configure, trace
 from benchmarks.step import Best, Loop, Ours, check_losses
+from electra.assignments import override
 from electra.cli import app
 from electra.errors import UserError
 from electra.files import write_json
 from electra.method.flops import count_run, count_true
-from electra.method.registry import sketch_objective
 from electra.presets import PRESETS, encoder_sizes
+from electra.pretraining.networks import sketch_objective
 from electra.pretraining.plan import make_rows
 from electra.reproduce.plan import make_plan
 from electra.reproduce.suite import read_suite
-from electra.settings import override
 from electra.shards.store import open_shards
 from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine
@@ -68,7 +68,7 @@ def test_all_steps_compute_the_same_losses_and_train_both_networks(variants):
 def test_objectives_are_compared_at_equal_compute(variant, toy_shards):
     """Whole steps leave less than one in two hundred."""
     configs = [configure(each, 0, 1000, toy_shards) for each in ("rtd", variant)]
-    rtd, cost = (count_run(sketch_objective(config), config)["true"] for config in configs)
+    rtd, cost = (count_run(sketch_objective(config), *config.amount)["true"] for config in configs)
     assert cost == pytest.approx(rtd, rel=0.005)
 
 

@@ -15,12 +15,14 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from electra.checkpoints.names import ARCHITECTURES, DEBERTA, ELECTRA, MODERNBERT
-from electra.config import EncoderConfig
 from electra.model import masked_lm
+from electra.model.config import EncoderConfig
 from electra.model.deberta import DisentangledLayer, find_rows
 from electra.model.electra import PostNormLayer
 from electra.model.encoder import Encoder
-from electra.model.fused import FusedDisentangledLayer, FusedPostNormLayer, FusedPreNormLayer
+from electra.model.fused.disentangled import FusedDisentangledLayer
+from electra.model.fused.post_norm import FusedPostNormLayer
+from electra.model.fused.pre_norm import FusedPreNormLayer
 from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.model.initialisation import init_weights
 from electra.model.modernbert import PreNormLayer, find_block

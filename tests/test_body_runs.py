@@ -13,6 +13,7 @@ from runs import begin, ignore, write_as_published
 from tasks import small_finetune
 from test_bodies import PUBLISHED
 
+from electra.assignments import override
 from electra.checkpoints.checkpoint import load_parameters
 from electra.checkpoints.folder import read_finetuned, read_model, read_pretrained
 from electra.finetuning.loop import finetune
@@ -27,7 +28,6 @@ from electra.model.heads import DiscriminatorHead
 from electra.presets import PRESETS, modern_sizes
 from electra.pretraining.init_from import fit_to_start
 from electra.pretraining.loop import pretrain
-from electra.settings import override
 from electra.training.optimizer import build_optimizer
 
 TOLERANCE = {"atol": 1e-5, "rtol": 0}

@@ -10,9 +10,11 @@ import shlex
 import subprocess
 import sys
 import warnings
+from importlib import metadata
 
 import pytest
 import runs
+import torch
 from commands import refuse_command, succeed
 from commands import run_command as run
 from runs import limit_files, words_of
@@ -22,6 +24,7 @@ from electra.cli import entry, main
 from electra.presets import PRESETS
 from electra.pretraining.plan import DAY, list_shorter
 from electra.training.machine import prepare_machine
+from electra.version import __version__
 
 SMALL = words_of(runs.SMALL | {"train.steps": 6, "train.log_every": 2})
 
@@ -278,6 +281,7 @@ def test_a_preset_is_no_shorter_than_itself():
     assert list_shorter(PRESETS["deberta-tiny"], machine, 2 * DAY) == {}
 
 
+@pytest.mark.filterwarnings("default:the run reads the text")
 def test_a_run_of_days_is_announced_before_it_starts(capsys, folder, tmp_path):
     long = [word.replace("steps=6", "steps=2000000000") for word in SMALL]
     words = ["pretrain", folder / "shards", "--out", tmp_path / "run", "--set", *long]
@@ -515,3 +519,12 @@ def test_a_recipe_is_one_word(preset, capsys):
     assert "optimizer.matrices=muon" in printed["best"]
     is_measured = preset.endswith("tiny") or preset == "mini"
     assert printed[None] == printed["best" if is_measured else "paper"]
+
+
+def test_version_with_verbose_reports_the_environment(capsys):
+    main(["--version", "--verbose"])
+    facts = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert facts["electra"].startswith(f"{__version__}, commit ")
+    assert facts["torch"].startswith(torch.__version__)
+    assert facts["numpy"] == metadata.version("numpy")
+    assert {"python", "system", "cores", "transformers"} <= facts.keys()

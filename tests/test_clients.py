@@ -20,13 +20,13 @@ from refusals import refuse
 import electra
 from electra.checkpoints.folder import SavedNetwork
 from electra.cli import main
-from electra.config import TokenizerConfig
 from electra.files import new_folder
 from electra.interop.export import describe, write_plain
 from electra.interop.gguf import write_gguf
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.presets import deberta_sizes, encoder_sizes, modern_sizes
+from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
 from tools import clients
 from tools.clients import BODIES, CLIENTS, NODE, OWN, Environment

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import electra
-from electra.config import PrepareConfig, TokenizerConfig
 from electra.interop.importing import import_model
 from electra.pretraining.loop import resume
+from electra.shards.config import PrepareConfig
 from electra.shards.prepare import prepare
+from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
 
 RELEASE = Path(__file__).parent / "fixtures" / "release-0.1"

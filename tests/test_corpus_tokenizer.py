@@ -9,8 +9,8 @@ import pytest
 from refusals import refuse
 from tasks import write_files
 
-from electra.config import TokenizerConfig
 from electra.files import write_json
+from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
 
 BERT_VOCAB = Path(__file__).parents[2] / "shared" / "data" / "vocab" / "bert-base-uncased.txt"

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from refusals import refuse
 from runs import assert_same_end, read_measures, write_toml
 
+from electra.assignments import override, to_dict
 from electra.checkpoints.checkpoint import find_checkpoint
 from electra.cli import main
 from electra.errors import UserError
@@ -25,7 +26,6 @@ from electra.pretraining import loop
 from electra.pretraining.start import require_equal_shares
 from electra.pretraining.step import Step
 from electra.processes import Interrupted
-from electra.settings import override, to_dict
 from electra.training.distributed import joined
 from electra.training.machine import Machine
 
@@ -109,10 +109,10 @@ def test_every_objective_is_computed_by_a_divided_model(tmp_path, processes, sha
 PROGRAM = """
 import json, os, signal, sys, time
 from pathlib import Path
-from electra.config import PretrainConfig
+from electra.training.config import PretrainConfig
 from electra.pretraining.loop import pretrain
 from electra.processes import Interrupted
-from electra.settings import from_dict
+from electra.assignments import from_dict
 shards, run, config = sys.argv[1:4]
 kills = sys.argv[4:]  # of each start: signal, rank and step
 pid = run + ".pid-"

@@ -16,13 +16,14 @@ import pytest
 from runs import SMALL, ignore, words_of, write_as_published
 
 import electra
+from electra.assignments import flatten, from_dict, override, to_dict
 from electra.checkpoints.folder import read_pretrained
 from electra.cli import app, main
-from electra.config import FinetuneConfig, PretrainConfig
 from electra.presets import PRESETS
 from electra.pretraining.loop import pretrain
-from electra.settings import flatten, from_dict, override, to_dict
+from electra.tasks.config import FinetuneConfig
 from electra.tasks.glue import DIAGNOSTIC, GLUE
+from electra.training.config import PretrainConfig
 from tools.readme import GUIDES, PAGE, PICTURE, update_readme
 
 ROOT = Path(electra.__file__).parent.parent

@@ -9,18 +9,19 @@ import pytest
 import torch
 from networks import assert_same_tensors, rng
 
-from electra.config import OBJECTIVES, ExamplesConfig, PrepareConfig
+from electra.assignments import override
+from electra.method.config import OBJECTIVES
 from electra.model.batch import Batch, find_real
 from electra.model.electra import PostNormLayer
 from electra.model.encoder import Encoder
-from electra.model.fused import FusedPostNormLayer
+from electra.model.fused.post_norm import FusedPostNormLayer
 from electra.model.heads import GeneratorHead
 from electra.model.initialisation import init_weights
-from electra.model.masked_lm import TwoTowers
+from electra.objectives.electric import TwoTowers
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.plan import make_rows, measure_activations
 from electra.pretraining.start import build_model
-from electra.settings import override
+from electra.shards.config import ExamplesConfig, PrepareConfig
 from electra.shards.examples import BLOCK_TOKENS, Examples
 from electra.shards.prepare import prepare
 from electra.shards.store import open_shards

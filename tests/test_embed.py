@@ -34,11 +34,14 @@ def test_every_layer_is_that_of_transformers(run, exported, network):
     transformers = pytest.importorskip("transformers")
     theirs = transformers.ElectraModel.from_pretrained(exported).eval()
     for loaded in (network, load_asked(run, "replaced"), load_encoder(exported)):
-        for layer in (1, 2, None):
+        for layer in (0, 1, 2, None):
             means = embed(loaded, TEXTS, layer=layer)
             firsts = embed(loaded, TEXTS, layer=layer, pooling="cls")
             units = embed_units(loaded, TEXTS, unit="token", layer=layer)
             for text, mean, first, tokens in zip(TEXTS, means, firsts, units, strict=True):
+                if not text:
+                    assert np.isnan([mean, first]).all()
+                    continue
                 states = read_hidden_states(theirs, loaded, text)[-1 if layer is None else layer]
                 assert mean == pytest.approx(states.mean(axis=0), abs=1e-5)
                 assert first == pytest.approx(states[0], abs=1e-5)
@@ -94,10 +97,10 @@ def test_both_files_hold_the_same(network, tmp_path, monkeypatch, unit):
     assert [len(array), table.num_rows] == counts
     states, rows = np.stack(table["embedding"].to_numpy()), table["row"].to_numpy()
     if unit == "text":
-        assert np.array_equal(array, states)
+        assert np.array_equal(array, states, equal_nan=True)
         assert np.array_equal(rows, np.arange(len(texts)))
         assert table["text"].to_pylist() == texts
-        assert array == pytest.approx(embed(network, texts, layer=1), abs=1e-6)
+        assert array == pytest.approx(embed(network, texts, layer=1), abs=1e-6, nan_ok=True)
     else:
         assert np.array_equal(array["embedding"], states)
         assert np.array_equal(array["row"], rows)
@@ -111,7 +114,7 @@ def test_both_files_hold_the_same(network, tmp_path, monkeypatch, unit):
 
 
 def test_the_verb_reads_lines_and_tables(run, tmp_path, capsys, monkeypatch):
-    (tmp_path / "texts.txt").write_text("the queen\n\na boat\n")
+    (tmp_path / "texts.txt").write_text("the queen\na boat\n")
     (tmp_path / "table.tsv").write_text("title\tother\nthe queen\t1\na boat\t2\n")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the queen\na boat")))
     monkeypatch.chdir(tmp_path)
@@ -121,6 +124,15 @@ def test_the_verb_reads_lines_and_tables(run, tmp_path, capsys, monkeypatch):
         printed = succeed(capsys, "embed", run, "--input", *words, "--out", f"{number}.npy").out
         assert "2 embeddings of 128 numbers, one for each text" in printed
         assert np.array_equal(np.load("0.npy"), np.load(f"{number}.npy"))
+    (tmp_path / "blank.txt").write_text("\nthe queen\n \na boat\n\n")
+    printed, err = succeed(capsys, "embed", run, "--input", "blank.txt", "--out", "blank.npy")
+    assert "5 embeddings" in printed
+    assert "note: 3 inputs without text (1, 3, 5): each has NaN" in err
+    found = np.load("blank.npy")
+    assert np.isnan(found[[0, 2, 4]]).all()
+    assert np.array_equal(found[[1, 3]], np.load("0.npy"))
+    succeed(capsys, "embed", run, "--input", "blank.txt", "--unit", "word", "--out", "words.npy")
+    assert np.load("words.npy")["row"].tolist() == [1, 1, 3, 3]
 
 
 def test_what_cannot_be_embedded_is_refused(run, network, tmp_path, capsys):
@@ -133,7 +145,7 @@ def test_what_cannot_be_embedded_is_refused(run, network, tmp_path, capsys):
     given = ["embed", run, "--input", tmp_path / "texts.txt", "--out"]
     for words, message in (
         (["x.txt"], "must be a .npy or .parquet file, not '.txt'"),
-        (["texts.npy", "--layer", "0"], "layer must lie in 1 to 2, not 0"),
+        (["texts.npy", "--layer", "-1"], "layer must lie in 0 to 2, not -1"),
         (["x.npy", "--unit", "word", "--pooling", "cls"], "is for --unit text"),
     ):
         refuse_command(message, capsys, *given, tmp_path / words[0], *words[1:])

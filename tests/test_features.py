@@ -8,14 +8,14 @@ from networks import assert_same_tensors
 from refusals import refuse
 from tasks import ignore
 
-from electra.config import FeaturesConfig
+from electra.assignments import override
 from electra.finetuning.loop import train_seed
 from electra.finetuning.network import build_network
 from electra.finetuning.start import Job, encode_task, fit_to_start
-from electra.model.heads import FeatureHead, LayerSum
+from electra.model.config import FeaturesConfig
 from electra.model.initialisation import init_weights
+from electra.model.task_heads import FeatureHead, LayerSum
 from electra.presets import FINETUNE_PRESETS, PRESETS
-from electra.settings import override
 from electra.tasks.choice import MultipleChoice
 from electra.tasks.family import Task
 from electra.tasks.registry import read_task

@@ -11,17 +11,17 @@ from refusals import refuse
 from safetensors.torch import load_file, save_file
 from tasks import PowerCut, cut_at, ignore, small_finetune
 
+from electra.assignments import from_dict
 from electra.checkpoints.folder import read_finetuned
-from electra.config import FinetuneConfig
 from electra.errors import UserError
 from electra.files import write_json
 from electra.finetuning.loop import finetune, train_seed
 from electra.finetuning.network import TaskNetwork, build_network, keep_tokens, run_network
 from electra.finetuning.results import begin_shared_folder, summarise
 from electra.finetuning.start import Job, encode_task, fit_to_start
-from electra.model.heads import PairHead
+from electra.model.task_heads import PairHead
 from electra.presets import FINETUNE_PRESETS, PRESETS, encoder_sizes, finetune_preset
-from electra.settings import from_dict
+from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Task
 from electra.tasks.registry import read_task
 from electra.tasks.squad import SpanExtraction

@@ -21,15 +21,15 @@ from runs import flip_bit
 from tasks import ignore, small_finetune, write_files
 
 import electra
+from electra.assignments import override
 from electra.checkpoints.folder import read_finetuned, read_model
 from electra.checkpoints.names import expand_classifier
 from electra.files import write_json
 from electra.finetuning.loop import finetune
 from electra.inference.predict import Answers, list_json, list_rows, load_model, write_answers
 from electra.interop.export import describe_finetuned, export, write_plain
-from electra.settings import override
 from electra.tasks.family import number_records
-from electra.tasks.registry import read_records, restore_family
+from electra.tasks.registry import read_inputs, restore_family
 from electra.tasks.rows import make_batch
 from electra.text.tables import TABLE_FORMATS
 
@@ -123,13 +123,14 @@ def predict(run, path, columns=(), seed=None):
     return ask(read_finetuned(run, seed), path, columns)
 
 
-def ask(finetuned, path, columns=()):
-    return load_model(finetuned).answer(read_records(finetuned.facts, path, columns))
+def ask(finetuned, path, columns=(), **how):
+    records, _ = read_inputs(finetuned.facts, path, columns)
+    return load_model(finetuned, **how).answer(records)
 
 
 def encode_file(finetuned, path):
     """The family of a model, and the rows of a file."""
-    family, records = restore_family(finetuned.facts), read_records(finetuned.facts, path)
+    family, records = restore_family(finetuned.facts), read_inputs(finetuned.facts, path).records
     examples = [family.parse(record) for record in number_records(records)]
     length = finetuned.config.sequence_length
     return family, family.encode(examples, finetuned.tokenizer, length)
@@ -141,7 +142,10 @@ LABELS |= {"numbers": [], "choices": ["0", "1", "2"], "bilstm": ["0", "1", "2"]}
 
 @pytest.mark.parametrize(("name", "labels"), LABELS.items())
 def test_dev_gets_the_labels_numbers_and_probabilities_of_training(runs, name, labels):
-    found = predict(runs / name, runs / DEV_FILES[name], seed=0)
+    finetuned = read_finetuned(runs / name, 0)
+    trained_in = finetuned.config.precision
+    found = ask(finetuned, runs / DEV_FILES[name], precision=trained_in)
+    assert (ask(finetuned, runs / DEV_FILES[name]) == found) is (trained_in == "float32")
     lines = (runs / name / "seed-0" / "predictions.tsv").read_text().splitlines()
     header, *rows = [line.split("\t")[2:] for line in lines]
     assert header == ["prediction", *(f"prob_{label}" for label in labels)]
@@ -217,8 +221,8 @@ def test_the_seed_that_is_best_on_dev_answers_unless_another_is_asked_for(runs, 
 @pytest.mark.parametrize("name", [each for each in DEV_FILES if each != "mean"])
 def test_a_loaded_model_reads_no_file_and_answers_alike_in_any_batch(runs, tmp_path, name):
     copy = shutil.copytree(runs / name, tmp_path / "run")
-    finetuned = read_in_float32(copy)
-    records = read_records(finetuned.facts, runs / DEV_FILES[name])[:20]
+    finetuned = read_finetuned(copy)
+    records = read_inputs(finetuned.facts, runs / DEV_FILES[name]).records[:20]
     model = load_model(finetuned)
     shutil.rmtree(copy)
     assert model.answer([]).records == []
@@ -265,7 +269,7 @@ def write_table(path, columns, rows):
 @pytest.mark.parametrize("suffix", [each for each in TABLE_FORMATS if each != ".parquet"])
 def test_tables_of_every_format_and_plain_text_are_answered_alike(runs, tmp_path, suffix):
     path = tmp_path / "plain.txt.xz"
-    path.write_bytes(lzma.compress("\n\n".join(TEXTS).encode()))
+    path.write_bytes(lzma.compress("\n".join(TEXTS).encode()))
     expected = predict(runs / "texts", path).records
     assert len(expected) == 3
     rows = [[str(number), text] for number, text in enumerate(TEXTS)]
@@ -336,7 +340,7 @@ def test_squad_1_always_answers(runs, tmp_path):
 def test_long_texts_are_cut_and_counted_and_progress_is_told(runs, tmp_path):
     (tmp_path / "texts.txt").write_text("queen " * 40 + "\n" + "queen\n" * 150)
     finetuned, told = read_finetuned(runs / "texts"), []
-    records = read_records(finetuned.facts, tmp_path / "texts.txt")
+    records, _ = read_inputs(finetuned.facts, tmp_path / "texts.txt")
     found = load_model(finetuned).answer(records, lambda done, total: told.append((done, total)))
     assert found.num_cut == 1
     assert told[0][0] <= 32  # the long text, and few that are padded to it
@@ -442,12 +446,6 @@ def load(model_class, folder):
     return loaded.eval()
 
 
-def read_in_float32(run):
-    """The model of a run, whatever the precision of its training."""
-    model = read_finetuned(run)
-    return dataclasses.replace(model, config=dataclasses.replace(model.config, precision="float32"))
-
-
 def test_a_classifier_exports_and_its_pipeline_answers_alike(runs, sentences, tmp_path):
     assert export(runs / "texts", tmp_path / "hf") == "ElectraForSequenceClassification"
     pipeline = transformers.pipeline("text-classification", model=str(tmp_path / "hf"))
@@ -484,7 +482,7 @@ def test_a_tagger_exports_and_its_pipeline_answers_alike(runs, sentences, tmp_pa
     words = {"model": str(tmp_path / "hf"), "aggregation_strategy": "first"}
     pipeline = transformers.pipeline("token-classification", **words)
     num_entities = 0
-    ours = ask(read_in_float32(runs / "tags"), tmp_path / "in.txt").records
+    ours = ask(read_finetuned(runs / "tags"), tmp_path / "in.txt").records
     for sentence, each in zip(sentences, ours, strict=False):
         expected, place = set(), 0
         for word, tag in zip(each["tokens"], each["tags"], strict=True):
@@ -606,7 +604,7 @@ def test_the_card_of_every_head_has_its_scores_and_code_that_runs(
     load(transformers.AutoModel, tmp_path / "hf")
     asked = BESIDE[name]
     table = write_table(tmp_path / "in.tsv", list(asked), [list(asked.values())])
-    (answer,) = ask(read_in_float32(runs / name), table).records
+    (answer,) = ask(read_finetuned(runs / name), table).records
     if name == "pairs":
         assert names["logits"].tolist() == pytest.approx([answer["prediction"]], abs=1e-3)
         assert names["labels"] == ["score"]

@@ -7,7 +7,7 @@ import torch
 from test_golden import NEXT_SENTENCE
 from torch.utils.flop_counter import FlopCounterMode
 
-from electra.method import masked_language_modelling
+from electra.assignments import override
 from electra.method.flops import (
     count_as_the_paper,
     count_parts,
@@ -16,12 +16,11 @@ from electra.method.flops import (
     count_true,
 )
 from electra.method.masking import Vocabulary
-from electra.method.objective import Parts
-from electra.method.registry import build_objective, sketch_objective
-from electra.model.masked_lm import log_likelihood_plain
+from electra.model.likelihood import log_likelihood_plain
+from electra.objectives import masked_language_modelling
 from electra.presets import PRESETS, encoder_sizes
+from electra.pretraining.networks import build_objective, sketch_objective
 from electra.pretraining.plan import make_rows
-from electra.settings import override
 
 WARM = "generator.warmup_steps"
 
@@ -38,7 +37,7 @@ def train(network, batch_size, steps, length=512, **arguments):
 
 def preset(name, *settings):
     config = override(PRESETS[name], settings)
-    return count_as_the_paper(sketch_objective(config), config)
+    return count_as_the_paper(sketch_objective(config), *config.amount)
 
 
 def true_count(config):
@@ -115,7 +114,7 @@ def test_true_count_is_that_of_torch(preset, length, settings, monkeypatch):
     model = ["num_hidden_layers=2", "vocab_size=500", "max_position_embeddings=1024", *FAR[preset]]
     settings = ["train.initial_weights=bert", *(f"model.{each}" for each in model), *settings]
     config = override(PRESETS[preset], [f"examples.sequence_length={length}", *settings])
-    objective = build_objective(Parts(config, Vocabulary(torch.ones(500, dtype=torch.bool))))
+    objective = build_objective(config, Vocabulary(torch.ones(500, dtype=torch.bool)))
     batch = make_rows(config, 1024 // length + 1, seed=0)
     with FlopCounterMode(display=False) as counter:
         objective(batch, *objective.masking.draw(batch, torch.Generator())).loss.backward()

@@ -9,9 +9,9 @@ from commands import refuse_command, succeed
 from refusals import refuse
 from tasks import PowerCut, cut_at, ignore, small_finetune
 
+from electra.assignments import override
 from electra.finetuning.grid import CHOSEN_ON_DEV, combine, search, tabulate
 from electra.finetuning.loop import finetune
-from electra.settings import override
 
 CONFIG = small_finetune(learning_rate=3e-4, layer_lr_decay=1.0, epochs=0)
 GRID = ["learning_rate=1e-5,3e-3", "epochs=1,2"]

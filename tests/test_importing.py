@@ -15,10 +15,10 @@ from refusals import refuse
 from runs import flip_bit, ignore
 from safetensors.torch import load_file, save_file
 
+from electra.assignments import override
 from electra.checkpoints.checkpoint import Weights, read_header
 from electra.checkpoints.folder import read_pretrained
 from electra.checkpoints.names import ELECTRA
-from electra.config import PrepareConfig
 from electra.errors import UserError
 from electra.files import read_object, write_json
 from electra.inference.ask import detect, fill, load_asked
@@ -31,7 +31,7 @@ from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.presets import encoder_sizes
 from electra.pretraining.init_from import fit_to_start
 from electra.pretraining.loop import pretrain
-from electra.settings import override
+from electra.shards.config import PrepareConfig
 from electra.shards.prepare import prepare
 from electra.tokenizing.tokenizer import Tokenizer
 

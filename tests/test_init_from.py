@@ -14,33 +14,36 @@ from runs import assert_same_end, begin, ignore, read_records, send_at
 from safetensors.torch import load_file, save_file
 from test_golden import NEXT_SENTENCE
 
+from electra.assignments import override, to_dict
 from electra.checkpoints.checkpoint import find_checkpoint, list_checkpoints
 from electra.checkpoints.folder import SavedModel, SavedNetwork, read_pretrained, read_run_config
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
 from electra.checkpoints.names import NEXT_SENTENCE_FILE
 from electra.cli import main
-from electra.config import OBJECTIVES, PrepareConfig
 from electra.errors import UserError
 from electra.files import write_json
 from electra.interop.export import export
 from electra.interop.importing import import_model
+from electra.method.config import OBJECTIVES
 from electra.method.flops import count_parts
-from electra.method.registry import sketch_objective
 from electra.presets import PRESETS, modern_sizes
 from electra.pretraining.acceleration import prepare_step
 from electra.pretraining.continuation import write_branch
-from electra.pretraining.init_from import describe_parts, fit_to_start
+from electra.pretraining.evaluation import evaluate, heldout_rows
+from electra.pretraining.init_from import describe_parts, fit_to_start, tell_parts
 from electra.pretraining.journal import Alarms
 from electra.pretraining.loop import pretrain, resume
+from electra.pretraining.networks import sketch_objective
 from electra.pretraining.plan import make_rows, measure_activations, time_run
 from electra.pretraining.resolution import resolve
 from electra.pretraining.start import build_model, count_tokens
 from electra.processes import Interrupted
 from electra.reports.curves import find_panels
+from electra.reports.glossary import describe_heldout
 from electra.reports.page import write_page
 from electra.reports.runs import read_runs
-from electra.settings import override, to_dict
+from electra.shards.config import PrepareConfig
 from electra.shards.prepare import prepare
 from electra.shards.store import open_shards
 from electra.terminal.live import domains_line
@@ -165,6 +168,57 @@ def test_one_encoder_goes_on_with_both_heads(train, toy_shards, toy_config, obje
     assert_same_tensors(dict(model.kept.named_parameters()), start.kept.encoders[0])
 
 
+OWN = ["method.objective=mlm", "method.objective=replace_mlm", "method.objective=all_tokens_mlm"]
+OWN += ["method.objective=electric", CORRECTS, READS, "method.scheme=adversarial"]
+OWN += ["method.objective=teams", "method.objective=teams method.kept_layer=selection"]
+OWN += [" ".join(NEXT_SENTENCE), "method.objective=all_tokens_mlm method.sharing=gdes"]
+
+
+@pytest.mark.parametrize("settings", OWN)
+def test_the_same_objective_goes_on_with_all_that_it_has_learnt(
+    train, toy_shards, toy_config, settings
+):
+    """Its first loss is the last of the run before."""
+    run = train("run", settings, "train.steps=6")
+    model, config, start = begin(continued(toy_config, run, settings), toy_shards)
+    assert set(describe_parts(model, config, start).values()) == {"init_from"}
+    heldout = heldout_rows(open_shards(toy_shards), config)
+    last, found = read_records(run, "heldout")[-1], evaluate(model, heldout, 8)
+    assert {name: last[name] for name in found} == pytest.approx(found, rel=1e-5)
+
+
+@pytest.mark.parametrize("objective", ["mlm", "replace_mlm", "all_tokens_mlm", "cocolm"])
+def test_an_imported_bert_goes_on_with_its_head(train, toy_shards, toy_config, tmp_path, objective):
+    """The folder has its encoder without a head, and beside it the masked language model."""
+    run, bert = train("run", "method.objective=mlm model.embedding_size=128"), tmp_path / "bert"
+    export(run, bert, form="bert")
+    import_model(bert, tmp_path / "start")
+    config = continued(toy_config, tmp_path / "start", f"method.objective={objective}")
+    model, config, start = begin(config, toy_shards)
+    role = "corrector" if objective == "cocolm" else "encoder"
+    head = dict(model.networks[role].head.named_parameters())
+    assert_same_tensors(head, read_pretrained(run).kept.head)
+    told = tell_parts(model, config, start)
+    assert f"{role} head" in told.partition("(from")[0]
+    assert "not used" not in told
+    if objective == "mlm":
+        heldout = heldout_rows(open_shards(toy_shards), config)
+        last = read_records(run, "heldout")[-1]["mlm_loss"]
+        assert evaluate(model, heldout, 8)["mlm_loss"] == pytest.approx(last, rel=1e-5)
+
+
+@pytest.mark.parametrize("start", ["run", "export"])
+def test_a_head_of_another_encoder_is_not_taken(folders, toy_shards, toy_config, start):
+    """The generator's head has the shapes of one on the discriminator's states."""
+    config = continued(toy_config, folders / start, "method.objective=mlm")
+    model, config, found = begin(config, toy_shards)
+    assert describe_parts(model, config, found) == {"encoder": "init_from", "encoder head": "new"}
+    assert tell_parts(model, config, found) == (
+        f"first weights: encoder (from {folders / start}); encoder head (new); "
+        "not used: head that predicts replaced, generator"
+    )
+
+
 @pytest.mark.parametrize(
     ("settings", "head"),
     [("method.objective=all_tokens_mlm", "copy"), ("method.scheme=adversarial", "baseline")],
@@ -261,7 +315,9 @@ def test_a_corrector_goes_on_and_a_causal_encoder_may_read_both_sides(
     corrects, reads = train("corrects", CORRECTS), train("reads", READS)
     model, config, start = begin(continued(toy_config, corrects, CORRECTS), toy_shards)
     assert describe_parts(model, config, start)["corrector head"] == "init_from"
-    assert_same_tensors(dict(model.corrective_head.named_parameters()), start.corrector.head)
+    assert_same_tensors(
+        dict(model.corrective_head.named_parameters()), start.networks["corrector"].head
+    )
     selects = "method.objective=teams method.kept_layer=selection"
     found = begin(continued(toy_config, corrects, selects), toy_shards)
     assert describe_parts(*found)["selector head"] == "new"
@@ -508,7 +564,7 @@ def test_the_report_has_both_curves(measured, run, tmp_path):
     assert "random, with neighbours</td>" in (tmp_path / "own.html").read_text()
     main(["report", str(measured), "--out", str(tmp_path / "tables.md")])
     tables = (tmp_path / "tables.md").read_text()
-    assert "| continued run | step | old_disc_loss | old_disc_auc |" in tables
+    assert "| continued run | step | old_disc_loss | new_disc_loss |" in tables
     assert f"| run | 8 | {runs[0].heldout[-1]['old_disc_loss']:.4f} |" in tables
     line = domains_line(runs[0].heldout[-1])
     assert line.startswith("# disc loss on rows that stay the same: old text 0.")
@@ -522,13 +578,48 @@ def test_a_run_that_makes_a_model_worse_says_so(toy_config):
         record = {"part": "heldout", "step": 1, "old_disc_loss": loss}
         return alarms.read_heldout({**record, "old_constant_disc_loss": 0.4})
 
+    assert alarms.read_end() == []
+
     assert [read(loss) for loss in (0.3, 0.29, 0.309)] == [[], [], []]
     (text,) = read(0.32)
     assert "on the old text the discriminator's loss is 0.3200, and was 0.3000" in text
     assert "20% of what it had learnt there is lost" in text
+    assert alarms.read_end() == [], "said just now"
     assert read(0.33) == []
-    assert read(0.30) == []
+    assert "30% of what it had learnt there is lost" in alarms.read_end()[0]
+    assert read(0.30) == alarms.read_end() == []
     assert len(read(0.33)) == 1
+
+
+def test_the_end_of_a_continued_run_shows_what_it_gained_and_lost(
+    folders, toy_shards, toy_config, tmp_path, capsys
+):
+    seen, run = [], tmp_path / "run"
+    spoils = f"optimizer.learning_rate=0.3 train.also_evaluate={toy_shards}"
+    config = continued(toy_config, folders / "run", spoils)
+    results = pretrain(toy_shards, run, config, seen.append)
+    first, *_, last = read_records(run, "heldout")
+    assert results["before"]["new_disc_loss"] == first["new_disc_loss"] < last["new_disc_loss"]
+    told = describe_heldout(results["heldout"], results["before"])
+    before = {name: f"{first[name]:.4f}" for name in ("new_disc_loss", "old_disc_loss")}
+    for name in before:
+        assert told[name] == f"{last[name]:.4f} ({before[name]} before)"
+    assert "before" not in told["disc_loss"], "of other samples"
+    alarms = [(each["step"], each["text"]) for each in seen if each["part"] == "alarm"]
+    for domain in ("old", "new"):
+        steps = [step for step, text in alarms if f"on the {domain} text" in text]
+        assert steps == [4, 8], "when it is seen, and at the end"
+    write_page(tmp_path / "page.html", read_runs([run]))
+    page = " ".join((tmp_path / "page.html").read_text().split())
+    for words in (f"loss was {before['new_disc_loss']} at first", ">new_constant_disc_loss<"):
+        assert words in page
+    # Another objective's own loss on the new text, and on the old.
+    config = continued(toy_config, folders / "run", "method.objective=mlm", spoils)
+    results = pretrain(toy_shards, tmp_path / "mlm", config, ignore)
+    told = describe_heldout(results["heldout"], results["before"])
+    assert {name for name in told if "before" in told[name]} == {
+        "mlm_loss", "mlm_accuracy", "old_loss"
+    }  # fmt: skip
 
 
 # The command
@@ -543,6 +634,8 @@ def test_the_command_continues_a_continued_run(folders, toy_shards, tmp_path, mo
     words += ["train.batch_size=4", "train.evaluate_rows=8", "train.threads=1"]
     printed = succeed(capsys, *words, "train.steps=20")
     assert "continued from the weights of start: 20 steps" in printed.err
+    told = "generator (from the encoder's lower layers); generator head (new); discriminator, "
+    assert f"{told}discriminator head (from start)" in printed.err
     assert "old text" in printed.err
     config = read_run_config(tmp_path / "run")
     assert (config.model.hidden_size, config.generator.warmup_steps) == (128, 2)

@@ -9,15 +9,16 @@ import torch
 from networks import rng
 from scipy import stats
 
-from electra.config import PrepareConfig, TokenizerConfig
+from electra.assignments import override
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead
 from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.start import build_model, count_tokens, embed_tokens, fit_to_shards
-from electra.settings import override
+from electra.shards.config import PrepareConfig
 from electra.shards.prepare import prepare
 from electra.shards.store import open_shards
+from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine
 

@@ -11,14 +11,14 @@ from refusals import refuse
 from safetensors.torch import load_file
 from tasks import ignore
 
+from electra.assignments import override
 from electra.checkpoints.folder import read_model
-from electra.config import FinetuneConfig
 from electra.files import write_json
 from electra.finetuning.grid import combine, search
 from electra.finetuning.loop import finetune
 from electra.finetuning.network import build_network
 from electra.finetuning.start import encode_task
-from electra.settings import override
+from electra.tasks.config import FinetuneConfig
 from electra.tasks.registry import read_task
 from electra.training.machine import Machine
 
@@ -123,5 +123,10 @@ def test_folders_that_cannot_be_started_from_are_refused(first, start, toy_quest
     combinations = combine(CONFIG, [], ["learning_rate=1e-3,2e-3"])
     arguments = start, "own", toy_question, out
     best = search(*arguments, combinations, seeds=1, progress=ignore)["best"]
-    refuse(f"holds several fine-tunings; take one of them: {out}/{best}", read_model, out)
-    assert read_model(out / best).source == f"{out}/{best} at seed 0, fine-tuned on own"
+    with pytest.warns(UserWarning, match=f"its best fine-tuning on dev is {out}/{best}"):
+        found = read_model(out)
+    assert found.source == f"{out}/{best} at seed 0, fine-tuned on own"
+    shutil.move(out / best, tmp_path)
+    refuse(
+        f"search is a grid, and lacks the folder of its best fine-tuning, {best}", read_model, out
+    )

@@ -9,6 +9,7 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score
 from torch.utils._pytree import tree_leaves
 
+from electra.assignments import override
 from electra.method.masking import (
     Draw,
     Masking,
@@ -21,17 +22,11 @@ from electra.method.masking import (
 from electra.method.measures import Measures
 from electra.method.objective import Judgement, Output
 from electra.model.batch import Batch
-from electra.model.masked_lm import (
-    CHUNK,
-    FixedDistribution,
-    log_likelihood,
-    log_likelihood_plain,
-    loss_and_sample,
-    loss_and_sample_plain,
-)
+from electra.model.likelihood import log_likelihood, log_likelihood_plain
+from electra.model.masked_lm import FixedDistribution
 from electra.model.parts import ONE, SPREAD, Dropout, DropoutMasks, num_kept
+from electra.model.softmax import CHUNK, loss_and_sample, loss_and_sample_plain
 from electra.presets import PRESETS
-from electra.settings import override
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 NEVER_MASKED = (PAD, CLS, SEP, MASK)

@@ -19,21 +19,21 @@ from test_golden import DEBERTA, MODERN, NEXT_SENTENCE
 from torch.utils.flop_counter import FlopCounterMode
 
 import electra
+from electra.assignments import override
 from electra.checkpoints.folder import read_model
-from electra.config import OBJECTIVES, SCHEMES
 from electra.interop.export import export
+from electra.method.config import OBJECTIVES, SCHEMES
 from electra.method.flops import count_true
-from electra.method.masked_language_modelling import mix
-from electra.method.masking import Vocabulary, crop
+from electra.method.masking import Vocabulary
 from electra.method.measures import Measures, entropy
-from electra.method.objective import Parts
-from electra.method.registry import build_objective, sketch_objective
 from electra.model.batch import Batch
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
+from electra.objectives.cocolm import crop
+from electra.objectives.masked_language_modelling import mix
 from electra.presets import PRESETS, encoder_sizes
+from electra.pretraining.networks import build_objective, sketch_objective
 from electra.pretraining.start import build_model
-from electra.settings import override
 from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine
 
@@ -67,7 +67,7 @@ def config_of(*settings):
 def build(*settings):
     """An objective with weights large enough to have opinions."""
     counts = torch.arange(1, VOCAB + 1)
-    model = build_objective(Parts(config_of(*settings), VOCABULARY, frequencies_V=counts))
+    model = build_objective(config_of(*settings), VOCABULARY, frequencies_V=counts)
     init_weights(model, 0.15, rng(0))
     return model
 
@@ -403,7 +403,7 @@ def compute_rtd(model, batch, seed=2):
 
 
 def build_exactly(*settings):
-    model = build_objective(Parts(config_of(*settings), VOCABULARY, torch.float64)).double()
+    model = build_objective(config_of(*settings), VOCABULARY, torch.float64).double()
     init_weights(model, 0.15, rng(0))
     return model
 
@@ -733,7 +733,7 @@ REFERENCE = "method.mode=reference optimizer.matrices=adamw"
         ("model.causal=true", "needs method.objective=causal_lm, not rtd: the others read both"),
         ("method.objective=teams method.scheme=two_stage method.sharing=none", "must be joint"),
         ("method.objective=teams generator.kind=unigram", "needs generator.kind=network or"),
-        ("method.objective=teams model.num_hidden_layers=1", "must be at least 2 for method.o"),
+        ("method.objective=teams model.num_hidden_layers=1", "num_hidden_layers other than 1"),
         ("method.objective=teams train.updates=apart", "needs method.objective=rtd, not teams"),
         ("method.selection_weight=3", "needs method.objective=teams, not rtd"),
         ("method.objective=cocolm method.scheme=adversarial", "must be joint"),
@@ -742,10 +742,10 @@ REFERENCE = "method.mode=reference optimizer.matrices=adamw"
         ("method.contrast_weight=0", "needs method.objective=cocolm, not rtd"),
         (
             "method.objective=cocolm train.accumulation=2",
-            "be 1 for method.contrast_weight 1, which",
+            "contrast_weight 1 needs train.accumulation=1, not 2: it compares whole rows",
         ),
-        ("method.objective=cocolm train.batch_size=1", "must be at least 2 for method.contrast_we"),
-        ("method.objective=cocolm examples.attend=document", "must be row for method.contrast_wei"),
+        ("method.objective=cocolm train.batch_size=1", "needs train.batch_size other than 1"),
+        ("method.objective=cocolm examples.attend=document", "needs examples.attend=row"),
         ("generator.shared_layers=2", "must be at most the generator's 1 layers, with generator.h"),
         ("generator.shared_layers=1 generator.warmup_steps=9", "the discriminator's layers rest"),
     ],
@@ -761,7 +761,7 @@ def test_example_of_a_new_objective(batch, train, toy_config, tmp_path, monkeypa
     """The code in docs/OBJECTIVES.md: labels and loss by hand, then a run of twelve steps."""
     page = (Path(electra.__file__).parent.parent / "docs" / "OBJECTIVES.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    module = ModuleType("electra.method.shuffled_token_detection")
+    module = ModuleType("electra.objectives.shuffled_token_detection")
     exec(compile(code, "docs/OBJECTIVES.md", "exec"), module.__dict__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     (name, place) = re.findall(r'^    "(\w+)": "(.*)",$', page, re.MULTILINE)[0]

@@ -9,10 +9,10 @@ import torch
 from networks import rng
 from torch import nn
 
-from electra.config import OptimizerConfig
+from electra.assignments import override
 from electra.model.encoder import Encoder
 from electra.presets import PRESETS
-from electra.settings import override
+from electra.training.config import OptimizerConfig
 from electra.training.muon import COEFFICIENTS, ITERATIONS, UPDATE_RMS, orthogonalise
 from electra.training.optimizer import (
     build_optimizer,

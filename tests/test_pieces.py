@@ -15,15 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refuse
 
-from electra.config import ExamplesConfig, PrepareConfig, TokenizerConfig
 from electra.pretraining.loop import pretrain
 from electra.shards import cleaning, store
+from electra.shards.config import ExamplesConfig, PrepareConfig
 from electra.shards.examples import MIXED_ROWS, Examples
 from electra.shards.pieces import list_pieces
 from electra.shards.prepare import prepare
 from electra.shards.store import open_shards
 from electra.text import documents
 from electra.text.documents import Reader, close_last
+from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.tokenizing.words import TokenBatch
 

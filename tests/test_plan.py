@@ -10,13 +10,14 @@ from networks import assert_same_tensors
 from refusals import refuse
 from torch.autograd.graph import get_gradient_edge
 
+from electra.assignments import override
 from electra.errors import UserError
 from electra.method.flops import count_run
-from electra.method.registry import sketch_objective
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
 from electra.presets import PRESETS, encoder_sizes, modern_sizes
 from electra.pretraining import plan as memory
+from electra.pretraining.networks import sketch_objective
 from electra.pretraining.plan import (
     estimate_run,
     free_in_groups,
@@ -29,7 +30,6 @@ from electra.pretraining.plan import (
 )
 from electra.pretraining.start import build_model
 from electra.processes import usable_cores
-from electra.settings import override
 from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine
 
@@ -74,14 +74,14 @@ def test_a_plan_has_exact_counts_and_the_time_of_steps(body):
     assert found.parameters == sum(p.numel() for p in model.parameters())
     assert found.kept_parameters == sum(p.numel() for p in model.discriminator.parameters())
     assert found.tokens == 1000 * 8 * 128
-    assert found.flops == count_run(sketch_objective(config), config)
+    assert found.flops == count_run(sketch_objective(config), *config.amount)
     assert found.memory > 0
     assert seen == sorted(seen)
     assert seen[-2] < 4 == seen[-1]
     assert found.seconds == pytest.approx(1000 * 0.3)
     if body == "modernbert":
         wide = override(config, ["model.local_attention=256"])
-        assert found.flops["true"] < count_run(sketch_objective(wide), wide)["true"]
+        assert found.flops["true"] < count_run(sketch_objective(wide), *wide.amount)["true"]
 
 
 @pytest.mark.parametrize(("probe_seconds", "accumulation"), [(0.1, 1), (0.1, 3), (0.7, 3), (2, 1)])
@@ -109,7 +109,7 @@ def test_a_run_is_estimated_from_one_layer():
     config = config_of("examples.sequence_length=128")
     threads, ticks = torch.get_num_threads(), itertools.count(0, 2)
     found = estimate_run(config, Machine(threads=threads), lambda: next(ticks))
-    run = count_run(sketch_objective(config), config)["true"]
+    run = count_run(sketch_objective(config), *config.amount)["true"]
     layer = sum(Encoder(encoder_sizes(64, 1, 32)).count_flops(128).values())
     assert found == pytest.approx(2 * run / (3 * layer * 4 * 128))
     assert torch.get_num_threads() == threads

@@ -35,6 +35,7 @@ from runs import (
 )
 from test_golden import NEXT_SENTENCE, VARIANTS
 
+from electra.assignments import override, to_dict
 from electra.checkpoints.checkpoint import (
     copy_state,
     describe_networks,
@@ -47,16 +48,15 @@ from electra.checkpoints.folder import read_model, read_pretrained, read_run_con
 from electra.checkpoints.manifest import amend_session, read_manifest
 from electra.checkpoints.metrics import read_metrics
 from electra.cli import main
-from electra.config import ExamplesConfig, PrepareConfig
 from electra.errors import UserError
 from electra.files import write_json
 from electra.interop.export import export
 from electra.model.electra import PostNormLayer
 from electra.model.encoder import Encoder, choose_layers
-from electra.model.fused import FusedPostNormLayer
+from electra.model.fused.post_norm import FusedPostNormLayer
 from electra.pretraining.acceleration import AcceleratedStep
 from electra.pretraining.continuation import branch, plan_cooldown
-from electra.pretraining.evaluation import evaluate, heldout_batches
+from electra.pretraining.evaluation import evaluate, heldout_rows, split_heldout
 from electra.pretraining.journal import Clock, Totals
 from electra.pretraining.loop import Due, pretrain, resume
 from electra.pretraining.resolution import resolve
@@ -64,7 +64,7 @@ from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.processes import Interrupted
 from electra.reports.page import write_page
 from electra.reports.runs import read_runs, read_samples
-from electra.settings import override, to_dict
+from electra.shards.config import ExamplesConfig, PrepareConfig
 from electra.shards.examples import BLOCK_ROWS, Examples, permute
 from electra.shards.prepare import prepare
 from electra.shards.store import Shard, open_shards
@@ -649,6 +649,9 @@ def test_records_and_files(run, toy_config):
         total = record["mlm_loss"] + toy_config.method.disc_weight * record["disc_loss"]
         assert record["loss"] == pytest.approx(total)
         assert 0 < record["replaced_rate"] < 0.2
+    for record in heldout:  # what the run has cost so far
+        (same,) = (each for each in train if each["step"] == record["step"])
+        assert (record["tokens"], record["flops"]) == (same["tokens"], same["flops"])
     results = json.loads((run / "results.json").read_text())
     assert results["heldout"] == heldout[-1]
     assert results["tokens"] == train[-1]["tokens"]
@@ -680,22 +683,49 @@ def test_a_run_that_dies_in_an_evaluation_has_its_checkpoint(run, train, tmp_pat
     assert_same_end(run, tmp_path / "parts")
 
 
-def test_evaluation_does_not_depend_on_accumulation(toy_shards, toy_config):
-    """No more rows at a time than in a step, and the same measures to rounding."""
+OTHER_MASKS = ["method.mask_unit=span", "method.objective=teams", "method.mode=reference"]
+
+
+@pytest.mark.parametrize("setting", ["method.disc_weight=5", *OTHER_MASKS])
+def test_evaluation_does_not_depend_on_how_rows_are_divided(toy_shards, toy_config, setting):
+    """No more rows at a time than in a step, and the same masks, samples and measures."""
     shards = open_shards(toy_shards)
-    config = fit_to_shards(override(toy_config, ["train.evaluate_rows=20"]), shards)
+    config = fit_to_shards(override(toy_config, ["train.evaluate_rows=20", setting]), shards)
     model = build_model(config, shards.tokenizer, Machine(), count_tokens(shards))
     seen = []
     model.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0].input_ids_BL)))
-    batches = heldout_batches(shards, config)
-    expected = evaluate(model, batches, config.train.micro_batch_size)
+    heldout = heldout_rows(shards, config)
+    expected = evaluate(model, heldout, config.train.micro_batch_size)
     assert seen == [8, 8, 4]
-    pieces = override(config, ["train.accumulation=3"])
-    assert heldout_batches(shards, pieces)[0].input_ids_BL.equal(batches[0].input_ids_BL)
-    seen.clear()
-    found = evaluate(model, batches, pieces.train.micro_batch_size)
-    assert seen == [3, 3, 2, 3, 3, 2, 3, 1]
-    assert found == pytest.approx(expected, rel=1e-5)
+    whole = [each[1] for each in split_heldout(model, heldout, 20)]
+    for changes, sizes in (
+        (["train.accumulation=3"], [3, 3, 3, 3, 3, 3, 2]),
+        (["train.batch_size=16"], [16, 4]),
+        (["train.batch_size=1"], [1] * 20),
+    ):
+        other = override(config, changes)
+        assert heldout_rows(shards, other).input_ids_BL.equal(heldout.input_ids_BL)
+        seen.clear()
+        found = evaluate(model, heldout, other.train.micro_batch_size)
+        assert seen == sizes
+        assert found == pytest.approx(expected, rel=1e-5)
+        parts = [each[1] for each in split_heldout(model, heldout, sizes[0])]
+        for joined, all_at_once in zip(
+            map(torch.cat, list(zip(*parts, strict=True))[:5]), whole[0], strict=False
+        ):
+            assert joined.equal(all_at_once)
+    fewer = override(config, ["train.evaluate_rows=5"])
+    (_, first, _), *_ = split_heldout(model, heldout_rows(shards, fewer), 5)
+    assert first.index_BS.equal(whole[0].index_BS[:5]), "rows keep their masks among fewer"
+
+
+def test_each_row_has_its_own_masks(toy_shards, toy_config):
+    shards = open_shards(toy_shards)
+    config = fit_to_shards(toy_config, shards)
+    model = build_model(config, shards.tokenizer, Machine())
+    ((_, draw, _),) = split_heldout(model, heldout_rows(shards, config), 16)
+    assert len(draw.sample_BS.unique()) == draw.sample_BS.numel()
+    assert len(draw.index_BS.unique(dim=0)) == 16
 
 
 def test_samples_do_not_depend_on_accumulation(run, train):
@@ -705,6 +735,26 @@ def test_samples_do_not_depend_on_accumulation(run, train):
         found.append([[view["original"] for view in row] for row in rows])
     assert len(found[0]) == 8
     assert found[0] == found[1]
+
+
+def test_a_held_out_record_between_two_log_windows_counts_the_tokens_since(run, train):
+    between = train("between", "train.log_every=12 train.evaluate_every=4 train.save_every=12")
+    tokens = {each["step"]: each["tokens"] for each in read_records(between, "heldout")}
+    expected = {each["step"]: each["tokens"] for each in read_records(run, "train")}
+    assert tokens == {step: expected[step] for step in (4, 8, 12)}
+
+
+def test_passes_over_the_text_are_told_first_and_many_with_a_note(train, toy_shards, toy_config):
+    shards, seen = open_shards(toy_shards), []
+    config = override(toy_config, ["train.evaluate_rows=0"])
+    examples = Examples(shards.train, shards.tokenizer, config.examples, seed=0)
+    train("run", "train.evaluate_rows=0", show=seen.append)
+    begin = {"part": "begin", "step": 0, "tokens": 12 * 8 * 32}
+    assert seen[0] == begin | {"passes": {"the text": pytest.approx(96 / len(examples))}}
+    # A row a step would be read more than 40 times in so many steps.
+    steps, fewer = 41 * len(examples), 40 * len(examples)
+    with pytest.warns(UserWarning, match=f"reads the text 41 times.*set train.steps={fewer}$"):
+        train("many", f"train.batch_size=1 train.steps={steps}", stop_at=4)
 
 
 def test_a_run_without_evaluations(train, tmp_path):
@@ -751,7 +801,7 @@ def test_the_manifest_tells_that_the_compiler_failed(train, monkeypatch):
 
     by_torch = torch.compile
     monkeypatch.setattr("electra.pretraining.acceleration._compiles", lambda config, device: True)
-    monkeypatch.setattr("electra.pretraining.loop.prepare_step", AcceleratedStep)
+    monkeypatch.setattr("electra.pretraining.opening.prepare_step", AcceleratedStep)
     monkeypatch.setattr(torch, "compile", lambda model, **options: by_torch(model, backend=fail))
     with pytest.warns(UserWarning, match="torch.compile fails, going on without it"):
         run = train("run", "train.steps=1 optimizer.warmup_steps=0")
@@ -763,7 +813,7 @@ def test_the_manifest_tells_that_the_compiler_failed(train, monkeypatch):
 def test_a_resumed_run_keeps_its_attention_kernels(unfinished, monkeypatch):
     ranking = {"masked": ["MATH"], "unmasked": ["FLASH_ATTENTION", "MATH"]}
     amend_session(unfinished, step={"attention": ranking})
-    monkeypatch.setattr("electra.pretraining.loop.prepare_step", AcceleratedStep)
+    monkeypatch.setattr("electra.pretraining.opening.prepare_step", AcceleratedStep)
     resume(unfinished, ignore)
     assert read_manifest(unfinished)["sessions"][1]["step"]["attention"] == ranking
 

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from electra.config import PrepareConfig, TokenizerConfig
 from electra.quickstart.questions import (
     MIN_PASSAGES,
     MIN_TOKENS,
@@ -17,8 +16,10 @@ from electra.quickstart.questions import (
 from electra.quickstart.run import describe_gain, describe_learnt
 from electra.reports.runs import Finetuning
 from electra.reports.tokens import TokenView
+from electra.shards.config import PrepareConfig
 from electra.shards.prepare import prepare
 from electra.shards.store import open_shards
+from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
 
 

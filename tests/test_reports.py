@@ -9,6 +9,7 @@ import pytest
 from refusals import refuse
 from rich.text import Text
 
+from electra.assignments import override, to_dict
 from electra.interop.card import describe_run
 from electra.interop.export import export
 from electra.interop.importing import import_model
@@ -35,7 +36,6 @@ from electra.reports.runs import (
 from electra.reports.tokens import TokenView, describe
 from electra.reproduce.report import write_results
 from electra.reproduce.suite import Row, Suite
-from electra.settings import override, to_dict
 from electra.terminal.live import Display
 from tools.claims import describe_gains, describe_mark, mark_table
 from tools.readme import BEGIN, END, update_readme
@@ -186,7 +186,7 @@ def test_files_that_cannot_be_read_are_refused_in_one_line(run_folder, file, con
 def test_numbers_in_tables_come_from_the_files(run_folder, tmp_path, monkeypatch):
     runs = read_runs([run_folder])
     assert ["disc_loss", "0.3125"] in heldout_table(runs).rows
-    numbers = ["1,000", "7.00M", "8m20s", "0.250", "0.3125", "0.3864", "0.812"]
+    numbers = ["1,000", "7.00M", "8m20s", "6.667", "0.250", "0.3125", "0.3864", "0.812"]
     assert pretraining_table(runs).rows == [["tiny", *numbers]]
     other = write_run(tmp_path / "other" / "tiny")
     names = [str(run_folder), str(other)]
@@ -384,7 +384,7 @@ def test_a_new_metric_is_one_record(run, run_folder, tmp_path, monkeypatch, caps
     """Display, log, report and card read the glossary."""
     new = glossary.Metric(
         "luck", "What chance gave.", "share", ".2f", ("good", "luck", 4), "generator", "Fortune",
-        summary=True,
+        summary=True, sentence="the {network} was lucky {value:.0%} of the time",
     )  # fmt: skip
     monkeypatch.setitem(glossary.GLOSSARY, "luck", new)
     records = [record("train", 50, luck=0.11), record("heldout", 50, luck=0.22)]
@@ -396,15 +396,17 @@ def test_a_new_metric_is_one_record(run, run_folder, tmp_path, monkeypatch, caps
 
     show()
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split()[-1] for line in lines[3:]] == ["luck", "0.11", "0.22"], lines
+    assert [line.split()[-1] for line in lines[2:]] == ["luck", "0.11", "0.22"], lines
     terminal = open_terminal()
     show()
     assert "luck 0.11 0.22" in " ".join(Text.from_ansi(terminal.getvalue()).plain.split())
     write_records(run_folder, records)
     write_page(tmp_path / "page.html", read_runs([run_folder]))
     page = Tags((tmp_path / "page.html").read_text())
-    for text in ("Fortune", "luck (share)", "0.22", "What chance gave."):
+    lucky = "the generator was lucky 22% of the time"
+    for text in ("Fortune", "luck (share)", "0.22", "What chance gave.", lucky):
         assert text in page.text
+    assert "luck" in pretraining_table(read_runs([run_folder])).headers
     assert glossary.describe_heldout(records[1])["luck"] == "0.22"
     card = tmp_path / "card"
     shutil.copytree(run, card)

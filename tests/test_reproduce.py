@@ -20,6 +20,7 @@ from networks import assert_same_tensors
 from refusals import refuse
 from runs import ignore
 
+from electra.assignments import from_dict, override, to_dict
 from electra.checkpoints.checkpoint import (
     FILES,
     find_checkpoint,
@@ -29,12 +30,11 @@ from electra.checkpoints.checkpoint import (
 )
 from electra.checkpoints.folder import read_finetuned, read_run_config
 from electra.cli import main
-from electra.config import FinetuneConfig
 from electra.files import hold
-from electra.method.registry import sketch_objective
 from electra.presets import PRESETS
 from electra.pretraining.continuation import branch
 from electra.pretraining.loop import pretrain, resume
+from electra.pretraining.networks import sketch_objective
 from electra.reproduce import report
 from electra.reproduce.plan import (
     Setup,
@@ -58,8 +58,8 @@ from electra.reproduce.records import (
 )
 from electra.reproduce.run import Session, find_tasks
 from electra.reproduce.suite import Ordering, Row, Suite, find_suite, list_suites, read_suite
-from electra.settings import from_dict, override, to_dict
 from electra.shards.store import open_shards
+from electra.tasks.config import FinetuneConfig
 from electra.tasks.registry import read_task
 
 ROOT = Path(__file__).parent.parent

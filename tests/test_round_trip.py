@@ -11,18 +11,13 @@ from refusals import refuse
 from electra.checkpoints.checkpoint import read_tensors
 from electra.checkpoints.folder import Finetuned, SavedNetwork, read_model
 from electra.checkpoints.names import DEBERTA, DISCRIMINATOR_FILE, HEAD_FILE, MODERNBERT_DECODER
-from electra.config import FeaturesConfig, FinetuneConfig
 from electra.interop import onnx
-from electra.interop.export import (
-    KINDS,
-    convert,
-    describe,
-    describe_finetuned,
-    write_network,
-    write_plain,
-)
+from electra.interop.export import convert, describe, describe_finetuned, write_network, write_plain
+from electra.model.config import FeaturesConfig
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead
+from electra.tasks.config import FinetuneConfig
+from electra.tasks.registry import FAMILIES as REGISTERED
 from electra.tasks.registry import restore_family
 
 transformers = pytest.importorskip("transformers")
@@ -32,16 +27,18 @@ FORMATS = (
     *(("modernbert with biases", "huggingface"), ("deberta-v2", "huggingface")),
 )
 BODIES = ("electra", "modernbert", "deberta-v2")
-FAMILIES = {kind: family for family, kind in KINDS.items()}
+FACTS = {
+    **{"labels": ["a", "b", "c"], "label_range": None, "columns": ["one", "two", "label"]},
+    **{"num_choices": 3, "begin": "", "head": "plain", "null_threshold": 0.0, "task": "own"},
+}
+FAMILIES = {
+    restore_family({**FACTS, "family": name}).as_transformers({}).kind: name for name in REGISTERED
+}
 PRETRAINING = {"": None, "PreTraining": DiscriminatorHead}
 PRETRAINING |= {"MaskedLM": GeneratorHead, "CausalLM": GeneratorHead}
 PREDICTS = {"": "", "PreTraining": "replaced", "MaskedLM": "tokens", "CausalLM": "next"}
 CASES = [*((kind, "cls") for kind in (*PRETRAINING, *FAMILIES)), ("SequenceClassification", "mean")]
 CASES += [("SequenceClassification", "segments"), ("MultipleChoice", "mean")]
-FACTS = {
-    **{"labels": ["a", "b", "c"], "label_range": None, "columns": ["one", "two", "label"]},
-    **{"num_choices": 3, "begin": "", "head": "plain", "null_threshold": 0.0, "task": "own"},
-}
 
 
 def draw_tensors(module):

@@ -178,7 +178,7 @@ BODIES = [
     ("run/fill", b'{"texts": ["[MASK]", "a"]}', 422, "the text has no [MASK]"),
     ("run/fill", b'{"texts": ["%s"]}' % (b"[MASK] " * 99), 422, "the model's rows hold"),
     ("run/fill", b'{"texts": ["[MASK]"], "top": 0}', 422, "top: Input should be greater than"),
-    ("run/embed", b'{"texts": ["a"], "layer": 3}', 422, "layer must lie in 1 to 2, not 3"),
+    ("run/embed", b'{"texts": ["a"], "layer": 3}', 422, "layer must lie in 0 to 2, not 3"),
     ("tuned/predict", b'{"records": [{"text": ""}, {}]}', 422, "record 2: no 'text'"),
     ("tuned/predict", b'{"records": [{"text": "\\udfff"}]}', 422, "unpaired surrogate"),
     ("run/picture", b'{"text": "a", "positions": [1]}', 422, "no token [1]: the text has 1"),

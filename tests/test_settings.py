@@ -1,27 +1,33 @@
 """Settings: what is refused, in one line that names the setting, and how values are read."""
 
 import dataclasses
+import json
 import math
 import os
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import get_args
 
 import pytest
 from refusals import refuse
 
-from electra import config as settings_of
-from electra.config import FinetuneConfig, PrepareConfig, TokenizerConfig, require_schedule
+import electra
+from electra.assignments import differences, from_dict, override, override_from_toml, to_dict
 from electra.errors import UserError
 from electra.files import read_object, write_json
+from electra.objectives.config import TeamsConfig
 from electra.presets import PRESETS
 from electra.pretraining.resolution import resolve
-from electra.quickstart import config as of_quickstart
 from electra.quickstart.config import QUICKSTART
-from electra.service import config as of_service
 from electra.service.config import ServeConfig
-from electra.settings import AtLeast, differences, from_dict, override, override_from_toml, to_dict
+from electra.settings import AtLeast
+from electra.shards.config import PrepareConfig
+from electra.tasks.config import FinetuneConfig
+from electra.tokenizing.config import TokenizerConfig
+from electra.training.config import PretrainConfig, require_schedule
 
+PACKAGE = Path(electra.__file__).parent
 TINY, MODERN = PRESETS["tiny"], PRESETS["modern-mini"]
 FINETUNE = FinetuneConfig()
 WARM = "generator.warmup_steps=2"
@@ -203,8 +209,8 @@ def test_every_number_has_bounds():
     """But a seed of `prepare`, which is hashed."""
     free = {
         (name, field.name)
-        for module in (settings_of, of_quickstart, of_service)
-        for name, kind in vars(module).items()
+        for path in PACKAGE.glob("*/config.py")
+        for name, kind in vars(import_module(f"electra.{path.parent.name}.config")).items()
         if name.endswith("Config") and dataclasses.is_dataclass(kind)
         for field in dataclasses.fields(kind)
         if field.type in (int, float)
@@ -280,3 +286,17 @@ def test_settings_are_read_from_a_pipe():
     os.close(target)
     config = resolve("tiny", toml=Path(f"/dev/fd/{source}"))
     assert (config.train.steps, config.optimizer.warmup_steps) == (200, 50)
+
+
+def test_a_tag_chooses_the_class_of_settings():
+    teams = override(TINY, ["method.objective=teams", "method.selection_weight=3"])
+    assert type(teams.method) is TeamsConfig
+    assert teams.method.disc_weight == TINY.method.disc_weight
+    assert from_dict(PretrainConfig, json.loads(json.dumps(to_dict(teams)))) == teams
+    back = override(teams, ["method.objective=rtd"])
+    assert back == TINY
+    changes = differences(TINY, teams)
+    assert changes["method.selection_weight"] == (None, 3.0)
+    needs = "method.selection_weight needs method.objective=teams, not cocolm"
+    refuse(needs, override, TINY, ["method.objective=cocolm", "method.selection_weight=3"])
+    refuse("unknown field 'selection'", override, TINY, ["method.selection=3"])

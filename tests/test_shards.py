@@ -21,16 +21,17 @@ from hypothesis import strategies as st
 from refusals import refuse
 
 from electra.cli import main
-from electra.config import PrepareConfig, TokenizerConfig
 from electra.errors import UserError
 from electra.files import UNFINISHED, hold, read_object, write_json
 from electra.shards import merging, pieces
 from electra.shards import prepare as prepare_module
+from electra.shards.config import PrepareConfig
 from electra.shards.pieces import hash_documents, heldout_limit
 from electra.shards.prepare import finish, prepare, prepare_share
 from electra.shards.store import PARTS, ShardWriter, open_shards
 from electra.text.documents import Reader, break_words
 from electra.tokenizing import words as encoder_module
+from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer, tokens_dtype
 from electra.tokenizing.words import WordEncoder
 

@@ -15,14 +15,15 @@ from refusals import refuse
 from runs import ignore
 
 from electra.checkpoints.manifest import read_manifest
-from electra.config import ExamplesConfig, PrepareConfig, TokenizerConfig
 from electra.errors import UserError
 from electra.pretraining.loop import pretrain, resume
 from electra.shards import prepare as preparation
+from electra.shards.config import ExamplesConfig, PrepareConfig
 from electra.shards.examples import Examples
 from electra.shards.prepare import finish, prepare, prepare_share
 from electra.shards.store import COLUMNS, MAX_FETCHES, fetch_shards, open_shards
 from electra.text import streams as remote
+from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
 
 fsspec = pytest.importorskip("fsspec")

@@ -5,8 +5,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from electra.model.heads import BEAM_SIZE, BeamSpanHead, SpanHead, answer_positions, span_loss
 from electra.model.initialisation import draw_glorot
+from electra.model.task_heads import BEAM_SIZE, BeamSpanHead, SpanHead, answer_positions, span_loss
 from electra.presets import PRESETS
 
 HIDDEN = 24

@@ -11,8 +11,7 @@ import torch
 from refusals import refuse
 from test_family import draw_question
 
-from electra.config import TokenizerConfig
-from electra.model.heads import span_loss
+from electra.model.task_heads import span_loss
 from electra.tasks.family import Task
 from electra.tasks.squad import (
     MAX_ANSWER,
@@ -23,6 +22,7 @@ from electra.tasks.squad import (
     find_answers,
     read_questions,
 )
+from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
 
 SQUAD_FOLDER = Path(__file__).parents[2] / "shared/data/squad"
@@ -312,7 +312,7 @@ def test_a_collapse_is_told(toy_tokenizer, unanswerable, reference, is_told):
 
 
 def test_columns_of_a_file_without_columns_are_refused():
-    read = SpanExtraction("beam").read_records
+    read = SpanExtraction("beam").read_inputs
     refuse("has no columns", read, Path("dev.json"), ["question", "context"], [])
 
 

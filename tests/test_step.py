@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from electra.assignments import override
 from electra.checkpoints.manifest import read_manifest
 from electra.errors import UserError
 from electra.method.measures import Measures, tally
@@ -36,7 +37,6 @@ from electra.pretraining.loop import resume
 from electra.pretraining.plan import make_rows
 from electra.pretraining.start import build_model
 from electra.pretraining.step import Step
-from electra.settings import override
 from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine, choose_dtype
 from electra.training.optimizer import build_optimizer, set_learning_rate, step_seed

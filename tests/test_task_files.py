@@ -13,12 +13,12 @@ import torch
 from refusals import refuse
 from tasks import PowerCut, cut_at, ignore, read, small_finetune, write_files
 
-from electra.config import FinetuneConfig
+from electra.assignments import override
 from electra.finetuning.loop import finetune
-from electra.settings import override
 from electra.tasks.choice import ChoiceQuestion
 from electra.tasks.classification import Example
-from electra.tasks.registry import read_records, read_task
+from electra.tasks.config import FinetuneConfig
+from electra.tasks.registry import read_inputs, read_task
 from electra.tasks.squad import SpanQuestion, read_questions
 from electra.tasks.tagging import TaggedSentence
 from electra.text.tables import read_table, read_text_lines
@@ -69,6 +69,9 @@ def test_every_format_gives_the_same_task(tmp_path, form):
     assert task.family.labels == ("bad", "good")
 
 
+TWO_FILES = ("train.jsonl", "dev.jsonl")
+
+
 def test_own_columns_are_found_by_name_and_test_needs_no_label(tmp_path):
     fields = {"id": 7, "sentence1": 'a "b\tc\u2028d', "sentence2": "e"}
     records = [json.dumps(fields | {"label": i % 2}, ensure_ascii=False) for i in range(4)]
@@ -81,6 +84,74 @@ def test_own_columns_are_found_by_name_and_test_needs_no_label(tmp_path):
     assert task.examples["train"][1] == Example('a "b\tc\u2028d', "e", 1)
     assert task.examples["test"] == [Example('"x', 'y"', None)]
     assert (task.family.headline, task.family.has_pairs) == ("accuracy", True)
+
+
+PAIRS = [("question", "sentence"), ("premise", "hypothesis"), ("question1", "question2")]
+PAIRS += [("text", "text_pair"), ("sentence1", "sentence2"), ("text", "text_b")]
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_the_columns_of_a_pair_are_found_by_their_names(tmp_path, pair):
+    rows = [dict(zip((*pair, "idx", "label"), ("a", "b", n, n % 2), strict=True)) for n in range(4)]
+    task = read("own", write_files(tmp_path, dict.fromkeys(TWO_FILES, lines(*rows))))
+    assert task.columns == (*pair, "label")
+    assert task.examples["train"][1] == Example("a", "b", 1)
+    (note, *_) = task.notes
+    assert note.startswith("columns that are not read: idx (read: ")
+    chosen = read("own", tmp_path, f"own.text={pair[1]}")
+    assert chosen.columns == (pair[1], "label")
+    assert f"not read: {pair[0]}, idx" in chosen.notes[0]
+
+
+def test_columns_that_are_read_need_no_note(tmp_path):
+    rows = [{"text": f"{n}", "label": n % 2} for n in range(4)]
+    others = [{"text": f"{n} too", "label": n % 2} for n in range(4)]
+    files = {"train.jsonl": lines(*rows), "dev.jsonl": lines(*others)}
+    assert read("own", write_files(tmp_path, files)).notes == ()
+
+
+def test_names_of_a_parquets_numbers_are_the_labels_in_its_order(tmp_path):
+    names = ["World", "Sports", "Business"]
+    for split, labels in (("train", [1, 0, 2, 1, 0, 2]), ("dev", [2]), ("test", [-1])):
+        texts = [f"{split} {number}" for number in range(len(labels))]
+        write_hub(tmp_path / f"{split}.parquet", {}, text=texts, label=labels)
+        if split != "test":
+            write_hub(tmp_path / f"{split}.parquet", {"label": names}, text=texts, label=labels)
+    task = read("own", tmp_path)
+    assert task.family.labels == ("World", "Sports", "Business")
+    assert [each.label for each in task.examples["train"]] == [1, 0, 2, 1, 0, 2]
+    assert [each.label for split in ("dev", "test") for each in task.examples[split]] == [2, None]
+
+
+@pytest.mark.parametrize(
+    ("labels", "looks"),
+    [
+        (["a,b", "b,a"], "'a,b'"),
+        (["a", "b", "a; b"], "'a; b'"),
+        (["x|y", "y|z", "z|x"], "'x|y'"),
+        (["Lyon, France", "Paris, France"], ""),
+        (["a", "b"], ""),
+    ],
+)
+def test_several_labels_in_a_cell_are_told(tmp_path, labels, looks):
+    rows = [{"text": str(n), "label": label} for n, label in enumerate(labels * 2)]
+    task = read("own", write_files(tmp_path, {"train.jsonl": lines(*rows), "dev.csv": "text,label\n"
+                                              f'x,"{labels[0]}"\n'}))  # fmt: skip
+    told = [note for note in task.notes if "several labels in one cell" in note]
+    assert [note.startswith(looks) for note in told] == [True] * bool(looks)
+
+
+def test_what_excel_writes_beside_a_table_is_none_of_it(tmp_path):
+    table = "sep=;\r\ntext;label;;\r\na;x;;\r\n;;;\r\nb;y;;\r\n;y;;\r\nd;x;;\r\n;;;\r\n"
+    read_as = read_table(write_files(tmp_path, {"a.csv": table}) / "a.csv")
+    assert (read_as.columns, list(read_as.lines)) == (("text", "label"), [3, 5, 6, 7])
+    assert read_as.column("text") == ["a", "b", "", "d"]
+    write_files(tmp_path, {"a.csv": table.replace("d;x;;", "d;x;;z")})
+    refuse(
+        "a.csv line 7: 4 semicolon-separated fields; it must have 2", read_table, tmp_path / "a.csv"
+    )
+    write_files(tmp_path, {"train.xlsx": b"PK\x03\x04 xl/workbook.xml"})
+    refuse("no train file ... train.xlsx is a workbook; save the sheet", read, "own", tmp_path)
 
 
 def test_a_tsv_quoted_as_pandas_does_is_read_as_csv(tmp_path):
@@ -188,6 +259,45 @@ def test_mnli_has_two_dev_sets_two_test_sets_and_the_diagnostic_one(tmp_path):
     assert task.examples["diagnostic"][0].label is None
 
 
+NLI = ["entailment", "not_entailment"]
+HUB = {
+    "cola": (("sentence",), ["unacceptable", "acceptable"], [0, 1]),
+    "sst2": (("sentence",), ["negative", "positive"], [0, 1]),
+    "mrpc": (("sentence1", "sentence2"), ["not_equivalent", "equivalent"], [0, 1]),
+    "stsb": (("sentence1", "sentence2"), None, [0.5, 5.0]),
+    "qqp": (("question1", "question2"), ["not_duplicate", "duplicate"], [0, 1]),
+    "mnli": (("premise", "hypothesis"), ["entailment", "neutral", "contradiction"], [1, 2]),
+    "qnli": (("question", "sentence"), NLI, [0, 1]),
+    "rte": (("sentence1", "sentence2"), NLI, [0, 1]),
+    "wnli": (("sentence1", "sentence2"), ["not_entailment", "entailment"], [0, 1]),
+}
+
+
+@pytest.mark.parametrize("has_names", [True, False])
+@pytest.mark.parametrize("name", HUB)
+def test_glue_is_read_as_the_hub_has_it(tmp_path, name, has_names):
+    texts, labels, expected = HUB[name]
+    texts_of = {column: ["a boat", "a ship"] for column in texts}
+    parts = ("_matched", "_mismatched") if name == "mnli" else ("",)
+    names = {"label": labels} if labels and has_names else {}
+    numbers = [0.5, 5.0] if labels is None else [0, 1]
+    for split in ("train", *(f"{kind}{each}" for kind in ("validation", "test") for each in parts)):
+        given = [type(numbers[0])(-1)] * 2 if split.startswith("test") else numbers
+        path = tmp_path / name / f"{split}-00000-of-00001.parquet"
+        write_hub(path, names, **texts_of, label=given, idx=[0, 1])
+    if name == "mnli":
+        path = tmp_path / "ax" / "test-00000-of-00001.parquet"
+        write_hub(path, names, **texts_of, label=[-1, -1], idx=[0, 1])
+    task = read(name, tmp_path)
+    assert [each.label for each in task.examples["train"]] == expected
+    assert [each.label for each in task.examples["dev"]] == expected
+    assert [each.label for each in task.examples["test"]] == [None, None]
+    assert len(task.examples) == (6 if name == "mnli" else 3)
+    assert task.columns == (*texts, "label")
+    path = next((tmp_path / name).glob("validation*"))
+    assert task.family.read_records(path, [], task.columns)[0][task.family.fields[0]] == "a boat"
+
+
 HEADER = ",video-id,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,label\n"
 SWAG = (
     HEADER + '0,a,"The queen, old. She","The queen, old.",She,gold,sold it.,"said ""no"".",ran.,1\n'
@@ -289,6 +399,7 @@ SCHEMES = {
     "IOB2": "a B-X\nb I-X\nc B-X\nd B-Y\ne O\n",
     "BIOES": "a B-X\nb E-X\nc S-X\nd S-Y\ne O\n",
     "BILOU": "a B-X\nb L-X\nc U-X\nd U-Y\ne O\n",
+    "BMES": "a B-X\nb E-X\nc S-X\nd S-Y\ne O\n",
 }
 
 
@@ -315,7 +426,7 @@ def test_what_is_a_word(tmp_path, text, settings, words):
     task = tagging(tmp_path, text, text, *settings)
     assert [each.words for each in task.examples["train"]] == words
     column = task.columns[0]
-    records = task.family.read_records(tmp_path / "dev.txt", [column], task.columns)
+    records, _ = task.family.read_inputs(tmp_path / "dev.txt", [column], task.columns)
     assert [each["tokens"] for each in records] == words
 
 
@@ -337,6 +448,39 @@ def test_every_scheme_becomes_iob2(tmp_path, scheme):
     assert task.examples["train"] == task.examples["dev"]
     assert task.examples["train"][0].tags == ["B-X", "I-X", "B-X", "B-Y", "O"]
     assert task.family.labels == ("O", "B-X", "I-X", "B-Y", "I-Y")
+
+
+def test_m_is_within_an_entity(tmp_path):
+    text = "a B-X\nb M-X\nc M-X\nd E-X\ne M-Y\nf S-X\n"
+    task = tagging(tmp_path, text, text)
+    assert task.family.labels == ("O", "B-X", "I-X", "B-Y", "I-Y")
+    assert task.examples["train"][0].tags == ["B-X", "I-X", "I-X", "I-X", "B-Y", "B-X"]
+    words = tagging(tmp_path, "a B\nb M\nc E\nd S\n", "a S\n")  # as Chinese is cut into words
+    assert words.family.metrics == ("f1", "precision", "recall", "accuracy")
+    assert words.examples["train"][0].tags == ["B", "I", "I", "B"]
+
+
+def write_hub(path, names, **columns):
+    """A .parquet file as the hub has it; the schema names the numbers of columns of ClassLabel."""
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_dict(columns)
+    for column, labels in names.items():
+        feature = datasets.ClassLabel(names=labels)
+        is_list = isinstance(columns[column][0], list)
+        data = data.cast_column(column, datasets.Sequence(feature) if is_list else feature)
+    path.parent.mkdir(exist_ok=True)
+    data.to_parquet(str(path))
+
+
+@pytest.mark.parametrize("column", ["tags", "ner_tags"])
+def test_tags_that_are_numbers_have_the_names_of_the_schema(tmp_path, column):
+    tags = ["O", "B-PER", "I-PER"]
+    columns = {"tokens": [["The", "old", "queen"], ["A"]], column: [[0, 1, 2], [0]]}
+    for split in ("train", "validation"):
+        write_hub(tmp_path / f"{split}-00000-of-00001.parquet", {column: tags}, **columns)
+    task = read("tagging", tmp_path)
+    assert [each.tags for each in task.examples["train"]] == [["O", "B-PER", "I-PER"], ["O"]]
+    assert task.family.labels == ("O", "B-PER", "I-PER")
 
 
 def test_prefixes_alone_are_entities(tmp_path):
@@ -479,12 +623,13 @@ def test_a_csv_may_have_another_separator(tmp_path):
     task = read("own", tmp_path, "own.separator=;")
     assert task.examples == read("own", tmp_path).examples
     assert [each.text_a for each in task.examples["train"]] == ["a; b, c", "d", "e\nf", "g"]
-    records = task.family.read_records(tmp_path / "dev.csv", [], task.columns, ";")
+    records, _ = task.family.read_inputs(tmp_path / "dev.csv", [], task.columns, ";")
     assert records[0] == {"text": "a; b, c"}
     facts = task.family.facts() | {"task": "own", "columns": task.columns, "separator": ";"}
     write_files(tmp_path, {"new.csv": "text,id\na;b,1\n", "one.csv": "text\na, b\n"})
-    assert read_records(facts, tmp_path / "new.csv") == [{"text": "a;b"}]
-    assert read_records(facts, tmp_path / "one.csv") == [{"text": "a, b"}]
+    rows = [{"text": "a;b", "id": "1"}]
+    assert read_inputs(facts, tmp_path / "new.csv") == ([{"text": "a;b"}], rows)
+    assert read_inputs(facts, tmp_path / "one.csv").records == [{"text": "a, b"}]
     tabs = write_files(tmp_path / "tabs", {"train.csv": TRAIN, "dev.csv": TRAIN})
     assert len(read("own", tabs, "own.separator=\\t").examples["train"]) == 4
     refuse("own.separator must be one character", read, "own", tabs, "own.separator=ab")
@@ -562,7 +707,7 @@ def test_flat_questions_are_read_in_every_format(tmp_path, form):
     assert task.examples["train"] == [answered, answered._replace(id="8", answers=(), span=None)]
     unknown = answered._replace(answers=None, span=None)
     assert task.examples["test"] == [unknown, unknown._replace(id="x")]
-    records = task.family.read_records(tmp_path / name, [], task.columns)
+    records, _ = task.family.read_inputs(tmp_path / name, [], task.columns)
     assert [each["id"] for each in records] == ["7", "8"]
 
 
@@ -675,7 +820,7 @@ BAD_FILES = {
         ({}, "own.text is for the task 'own'; 'cola' says what its files a", "own.text=body"),
         ({}, "squad.head is for squad-1.1 and squad-2.0, not for cola", "squad.head=plain"),
     ],
-    "sst": [({}, "neither a train.tsv nor a folder SST-2 with one; give GLUE's folder or the t")],
+    "sst": [({}, "neither a file named train ... nor a folder SST-2 with one; give GLUE's folder")],
     "sst-2": [({"train.tsv": COLA, "dev.tsv": COLA}, "train.tsv: no column 'sentence'")],
     "sts-b": [
         (dict.fromkeys(("train.tsv", "dev.tsv"), STS.replace("4.500", value)), "number in [0, 5]")
@@ -703,7 +848,8 @@ BAD_FILES = {
             ("A O\nBill PER\n", "line 2: the tag 'PER' must be O or be"),
         )),
         *((trained(TAGS, dev_jsonl=text), words) for text, words in (
-            ('{"tokens": ["a"], "ner_tags": ["O"]}', "no column 'tags'; did you mean 'ner_tags'?"),
+            ('{"tokens": ["a"], "pos_tags": ["O"]}', "no column 'tags'; did you mean 'pos_tags'?"),
+            ('{"tokens": ["a"], "tags": [1]}', "names of numbers are read from a .parquet file"),
             ('\n{"tokens": ["a", "b"], "tags": ["O"]}', "line 2: 2 tokens and 1 tags"),
             ('{"tokens": ["a"], "tags": [0]}', "line 1: 'tags' is [0]; it must be a list of texts"),
         )),

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from electra.errors import command
 from electra.reports.tokens import TokenView
-from electra.terminal.live import BEFORE, Display, Progress, record_line
+from electra.terminal.live import BEFORE, Display, Progress, format_passes, record_line
 from electra.terminal.printing import (
     print_done,
     print_error,
@@ -52,8 +52,27 @@ def test_plain_mode_prints_one_line_a_record_with_all_its_numbers(capsys):
     assert sum(line.endswith("grad") for line in lines) == 2
 
 
+BEGIN = {"part": "begin", "step": 0, "tokens": 81_920_000, "passes": {"the text": 52.3}}
+
+
+def test_passes_over_the_text_are_in_the_first_line_and_the_title(capsys, open_terminal):
+    with Display(steps=10_000) as display:
+        display.show(BEGIN)
+        display.show(TRAIN)
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first == "# Pre-training: 10,000 steps, 81.9M tokens, 52 passes over the text."
+    mixed = format_passes({"wiki": 0.0312, "books": 3.44})
+    assert mixed == "0.031 passes over wiki, 3.4 passes over books"
+    terminal = open_terminal()
+    with Display(steps=10_000) as display:
+        display.show(BEGIN)
+        display.show(TRAIN)
+    assert "Pre-training · 52 passes over the text" in strip(terminal.getvalue())
+
+
 def test_a_wait_for_the_compiler_is_told_and_no_record(capsys, open_terminal):
     with Display(steps=10) as display:
+        display.show(BEGIN)
         display.show({"part": "compiling", "step": 0})
         display.show(TRAIN)
     lines = capsys.readouterr().err.splitlines()

@@ -6,8 +6,12 @@ import gzip
 import io
 import json
 import lzma
+import os
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -17,15 +21,26 @@ from languages import TEXTS
 from refusals import refuse
 from tasks import write_files, write_parquet
 
-from electra.config import PrepareConfig, TextConfig, TokenizerConfig
 from electra.errors import UserError
+from electra.shards.config import PrepareConfig
 from electra.shards.prepare import prepare
 from electra.shards.store import open_shards
+from electra.text.config import TextConfig
 from electra.text.documents import Reader
 from electra.text.sources import find_sources, name_first
 from electra.text.streams import detect, locate
+from electra.text.tables import read_table
+from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
 
+COMPRESS = {
+    "plain": bytes,
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "lzma": lambda content: lzma.compress(content, lzma.FORMAT_ALONE),
+    "zst": lambda content: pytest.importorskip("zstandard").compress(content),
+}
 ROWS = [("1", 'said "no", twice'), ("2", "two\nlines"), ("3", "naïve 中文")]
 DOCUMENTS = [['said "no", twice'], ["two", "lines"], ["naïve 中文"]]
 
@@ -69,6 +84,11 @@ FORMS = {
     "array.json": (json.dumps(RECORDS), "JSON", 15),
     "array": (json.dumps([LONG, LONG], indent=1), "JSON", 2),
     "strings.json": ('["one", "two"]', "JSON", 2),
+    "string.json": ('"one"', "JSON lines", 1),
+    "marked.csv": ("sep=;\r\nn;text\r\n1;one, two\r\n", "CSV", 1),
+    "marked.tsv": ("sep=\t\ntext\tn\none\t1\n", "TSV", 1),
+    "marked": ('"sep=|"\ntext|n\none|1\ntwo|2\n', "CSV", 2),
+    "beside.csv": ("n;text;;\n1;one;;\n;;;\n2;two;;\n;;;;;\n", "CSV", 2),
     "table": ("n\ttext\n1\tone\n2\ttwo\n", "TSV", 2),
     "table.dat": ('n,text\n1,"one, two"\n2,three\n', "CSV", 2),
     "half.csv": ('n;text;"a,b"\n1;"one; two";x\n2;three;x\n', "CSV", 2),
@@ -84,6 +104,8 @@ FORMS = {
     "vtt": ("WebVTT is a format of subtitles.", "plain text", 1),
     "page.md": ('<div align="center">\n<b>Title</b></div>', "plain text", 1),
     "quote.txt": ('["No," she said.', "plain text", 1),
+    "quotation.txt": ('"All the world is a stage."', "plain text", 1),
+    "quoted.txt": ('"No," she said.\n"Yes."', "plain text", 1),
 }  # fmt: skip
 
 
@@ -106,13 +128,12 @@ NO_TEXT = {
     "Posts.xml": ('<?xml version="1.0"?>\n<posts><row Id="1" /></posts>', "XML"),
     "part": ("<p>one</p>\n<p>two</p>", "markup"),
     "CC-MAIN.warc.wet": ("WARC/1.0\r\nWARC-Type: warcinfo\r\n", "a WARC archive"),
-    "book.rtf": (r"{\rtf1\ansi text}", "PDF, PostScript or RTF"),
+    "book.rtf": (r"{\rtf1\ansi text}", "PostScript or RTF"),
     "page.sql": ("-- MySQL dump 10.13\nINSERT INTO page VALUES (1)", "a dump of SQL"),
     "film.vtt": ("WEBVTT - a film\n\n00:01.000 --> 00:02.000\nA word.", "subtitles"),
     "film.srt": ("1\n00:00:01,000 --> 00:00:02,000\nA word.", "subtitles"),
     "test.conllu": ("# sent_id = 1\n1\tone\tone\n", "a table of CoNLL-U"),
     "SHA256SUMS": ("e3" * 32 + "  a.txt\n", "a list of hashes"),
-    "a.txt": ("version https://git-lfs.github.com/spec/v1\noid sha256:0", "a pointer of Git LFS"),
     "dicts.txt": ("{'text': 'one'}\n{'text': 'two'}", "Python's way of writing records"),
     "pairs.dat": ("one\teins\ntwo\tzwei\nthree\tdrei\n", "a table by tabs without a column 'text'"),
     "infos.json": ('{"default": {"text": 1}}', "JSON without the field 'text'; choose from def"),
@@ -133,6 +154,121 @@ def test_what_holds_no_plain_text_is_refused_and_passed_over_in_a_folder(tmp_pat
     found = find_sources([str(tmp_path)])
     assert [path.name for path in found.files] == ["b.txt"]
     assert found.passed_over[0][1].startswith(kind)
+
+
+STRINGS = '"one\\n\\ntwo \\u00e9"\n"a \\"b\\""\n\n"three"\n'
+
+
+@pytest.mark.parametrize("name", ["-", "pipe", "a", "a.json", "a.jsonl", "a.ndjson", "a.txt"])
+def test_strings_of_json_are_documents_whatever_the_way_they_come(tmp_path, monkeypatch, name):
+    path = tmp_path / name
+    if name == "pipe":
+        os.mkfifo(path)
+        Thread(target=path.write_text, args=[STRINGS]).start()
+    elif name == "-":
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(STRINGS.encode())))
+        path = Path(name)
+    else:
+        path.write_text(STRINGS)
+    documents, counts = read(path, border="auto")
+    assert documents == [["one", "two é"], ['a "b"'], ["three"]]
+    assert counts.forms == {"JSON lines": 1}
+
+
+def test_quotations_that_are_no_json_further_on_name_the_way_to_read_them(tmp_path):
+    path = write_files(tmp_path, {"a.txt": '"Yes."\n' * 20 + "she said.\n"}) / "a.txt"
+    refuse("a.txt, line 21: not valid JSON ... --set form=text reads the file", read, path)
+    assert read(path, form="text")[0][0][20] == "she said."
+
+
+def pack(**files):
+    """A ZIP archive, as a workbook and a document are."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name.replace("__", "/"), text)
+    return content.getvalue()
+
+
+def tar():
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("a.txt"))
+    return content.getvalue()
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+OTHERS = {
+    "a.txt": (POINTER, "a pointer of Git LFS, not the file itself; `git lfs pull`"),
+    "a.jsonl": (POINTER, "a pointer of Git LFS"),
+    "a.csv": (POINTER, "a pointer of Git LFS"),
+    "a.tsv.gz": (POINTER, "a pointer of Git LFS"),
+    "a.parquet": (POINTER, "a pointer of Git LFS"),
+    "a.arrow": (POINTER, "a pointer of Git LFS"),
+    "a.xlsx": (pack(types="", xl__workbook="<workbook>"), "a workbook; save the sheet as .csv"),
+    "b.csv": (pack(types="", xl__workbook="<workbook>"), "a workbook; save the sheet as .csv"),
+    "a.docx": (pack(types="", word__document="text"), "a document; save or convert it as .txt"),
+    "a.zip": (pack(a="text"), "a ZIP archive; unpack it first"),
+    "a.tar": (tar(), "a tar archive"),
+    "a.tgz": (gzip.compress(tar()), "a tar archive"),
+    "a.txt.gz": (gzip.compress(gzip.compress(b"text")), "compressed twice; decompress it once"),
+    "b.txt.gz": (b"\0" * 99, "damaged: it does not begin as .gz files do"),
+    "a.dat": (b"PAR1\0", "Parquet; name it .parquet"),
+    "a.pdf": (b"%PDF-1.7\n\0", "PDF; its text has to be extracted first"),
+    "a.xls": (b"\xd0\xcf\x11\xe0\0", "an old file of Excel or Word; save it as .csv"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_another_thing_is_named_with_what_to_do(tmp_path, name):
+    content, what = OTHERS[name]
+    write_files(tmp_path, {name: content, "text.txt": "text"})
+    refuse(f"{name} is not text: {what}", read, tmp_path / name)
+    found = find_sources([str(tmp_path)])
+    assert [path.name for path in found.files] == ["text.txt"]
+    ((_, kind),) = found.passed_over
+    assert kind.startswith(what)
+    if name.split(".")[1] in ("csv", "jsonl", "tsv", "parquet"):
+        refuse(f"{name} is {what}", read_table, tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.jsonl.zstd", "a.bz2"])
+@pytest.mark.parametrize("method", ["plain", "gz", "bz2", "xz", "lzma", "zst"])
+def test_the_content_tells_the_compression(tmp_path, name, method):
+    lines = LINES.encode()
+    write_files(tmp_path, {name: COMPRESS[method](lines)})
+    expected = [[f"The text {n}.", "& more."] for n in range(15)]
+    assert read(tmp_path / name)[0] == expected
+    if name != "a.bz2":
+        assert read_table(tmp_path / name).column("text")[0] == RECORDS[0]["text"]
+
+
+def test_a_compressed_parquet_and_a_compressed_pipe_are_read_whatever_the_name(
+    tmp_path, monkeypatch
+):
+    write_parquet(tmp_path / "a.parquet", text=["one", "two"])
+    (tmp_path / "b.parquet").write_bytes(gzip.compress((tmp_path / "a.parquet").read_bytes()))
+    (tmp_path / "c.parquet.gz").write_bytes((tmp_path / "a.parquet").read_bytes())
+    for name in ("a.parquet", "b.parquet", "c.parquet.gz"):
+        assert read(tmp_path / name)[0] == [["one"], ["two"]]
+        assert read_table(tmp_path / name).column("text") == ["one", "two"]
+    content = io.BytesIO(lzma.compress(b"one\n\ntwo"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(content))
+    assert read("-")[0] == [["one"], ["two"]]
+
+
+def test_links_out_of_a_folder_are_told(tmp_path):
+    write_files(tmp_path / "outside", {"c.txt": "c"})
+    corpus = write_files(tmp_path / "corpus", {"a.txt": "a"})
+    (corpus / "within.txt").symlink_to("a.txt")
+    (corpus / "out.txt").symlink_to(tmp_path / "outside/c.txt")
+    (tmp_path / "linked").symlink_to(corpus)
+    told = (corpus / "out.txt", f"a link to {tmp_path}/outside/c.txt")
+    assert find_sources([str(corpus)]).links == (told,)
+    assert find_sources([f"{corpus}/*.txt"]).links == (told,)
+    assert [path.name for path, _ in find_sources([str(tmp_path / "linked")]).links] == ["out.txt"]
+    assert find_sources([str(corpus / "out.txt")]).links == ()  # it is named itself
+    assert find_sources([str(tmp_path / "*/*.txt")]).links == ()
 
 
 def test_standard_input_is_looked_at_as_a_file_is(monkeypatch):
@@ -267,7 +403,11 @@ def test_urls(tmp_path):
         ((path, kind),) = find_sources(["memory://corpus"]).passed_over
         assert (path.name, kind) == ("image.png", "binary")
         refuse("there is no file memory://nowhere", lambda: find_sources(["memory://nowhere"]))
-        refuse("nosuchscheme://x cannot be read", lambda: find_sources(["nosuchscheme://x"]))
+        for url in ("nosuchscheme://x", "reference://x", "jupyter://x", "http://[::1", "tar://x"):
+            refuse(f"{url} cannot be read", lambda url=url: find_sources([url]))
+        for url in ("ftp://ann:SECRET@localhost:1/x", "zip://x::http://ann:SEC@RET@localhost:1/x"):
+            said = refuse("ann:***@localhost", lambda url=url: find_sources([url]))
+            assert "RET" not in said
         Tokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]).save(tmp_path / "t")
         for file in (tmp_path / "t").iterdir():
             memory.pipe(f"/vocabulary/{file.name}", file.read_bytes())
@@ -333,6 +473,41 @@ def test_encodings_named_and_detected(tmp_path, language):
 def test_western_and_central_europe_are_told_apart(name, text):
     for times in (1, 40):
         assert detect((text * times).encode(name)) == name
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The café said “hello” \u2013 and £5.\n\nnaïve résumé\n",
+        "It was a naïve idea.",
+        "He said mañana.",
+        "El Niño hit Perú.",
+        "Ångström was a Swede.",
+        "½ cup of sugar",
+        "Le garçon a été très naïf.",
+        "Perché non è più così? Lunedì andrò.",
+        "Åsa är på ön.",
+        "A déjà vu à la carte.",
+    ],
+)
+def test_a_few_accents_are_western(text):
+    for times in (1, 5):
+        content = (text * times).encode("cp1252")
+        assert content.decode(detect(content)) == text * times
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("cp1250", "Příliš žluťoučký kůň úpěl ďábelské ódy."),
+        ("cp1250", "Češnje so rdeče, a še ne dovolj zrele."),
+        ("cp1250", "Aşa este viaţa în această ţară."),
+        ("cp1251", "Он использует Windows и Word на работе."),
+        ("cp1253", "\u0397 Αθήνα είναι η πρωτεύουσα (Athens)."),
+    ],
+)
+def test_other_scripts_and_languages_stay_what_they_are(name, text):
+    assert text.encode(name).decode(detect(text.encode(name))) == text
 
 
 def test_a_text_that_is_ascii_at_first_and_one_with_a_stray_byte_are_detected(tmp_path):

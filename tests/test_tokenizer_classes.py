@@ -18,10 +18,10 @@ from languages import TEXTS
 from refusals import refuse
 from tokenizers import models, pre_tokenizers
 
-from electra.config import TokenizerConfig
 from electra.files import write_json
 from electra.interop.importing import import_model
 from electra.tokenizing.agreement import SAMPLE, require_agreement
+from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.formats import SPECIAL_TOKENS
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.tokenizing.words import LineEncoder

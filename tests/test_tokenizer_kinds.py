@@ -21,12 +21,12 @@ from tasks import write_files
 from tokenizers import models, normalizers, pre_tokenizers
 
 from benchmarks.vocabularies import SENTENCES, compare, invent
-from electra.config import TokenizerConfig
 from electra.files import write_json
 from electra.reports.inspection import report_text
 from electra.tasks.rows import encode_texts, encode_words
 from electra.tasks.tagging import TaggedSentence, Tagging
 from electra.tokenizing import formats, training
+from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.extend import extend
 from electra.tokenizing.formats import Definition, find_independence
 from electra.tokenizing.sentencepiece import write_spaces
@@ -228,7 +228,7 @@ def test_what_is_matched_in_text_forbids_a_memory():
 
 TRAIN = """
 import sys
-from electra.config import TokenizerConfig
+from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
 lines = open(sys.argv[1], encoding="utf-8").read().splitlines()
 for kind in sys.argv[3:]:

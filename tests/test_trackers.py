@@ -9,9 +9,9 @@ import pytest
 from refusals import refuse
 from test_clients import install
 
+from electra.assignments import flatten, override
 from electra.checkpoints.metrics import OF_THE_MACHINE, read_metrics
 from electra.pretraining.loop import pretrain
-from electra.settings import flatten, override
 from tools.clients import Environment
 
 TRACKERS = Environment(

@@ -12,6 +12,7 @@ from refusals import refuse
 from runs import flip_bit, ignore
 from safetensors.torch import load_file, save_file
 
+from electra.assignments import override
 from electra.checkpoints.folder import read_model, read_pretrained
 from electra.inference.ask import fill, load_asked
 from electra.inference.embed import embed
@@ -20,7 +21,6 @@ from electra.interop.export import export
 from electra.interop.importing import import_model
 from electra.pretraining.init_from import fit_to_start
 from electra.pretraining.loop import pretrain
-from electra.settings import override
 from electra.tokenizing.tokenizer import make_tokenizer
 
 WEIGHT = "electra.encoder.layer.1.output.dense.weight"

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from electra.assignments import from_dict
 from electra.checkpoints.checkpoint import (
     FILES,
     STATE,
@@ -21,6 +22,7 @@ from electra.checkpoints.checkpoint import (
     read_tensors,
     run_of,
 )
+from electra.checkpoints.manifest import find_best
 from electra.checkpoints.names import (
     ARCHITECTURES,
     DISCRIMINATOR_FILE,
@@ -30,13 +32,14 @@ from electra.checkpoints.names import (
     require_layers,
 )
 from electra.checkpoints.records import Begun, read_results
-from electra.config import EncoderConfig, FinetuneConfig, PretrainConfig
 from electra.errors import UserError, command, refuse_unlike, require, tell_place
 from electra.files import check_hashes, named, read_object, sha256_file
+from electra.model.config import EncoderConfig
 from electra.model.encoder import Encoder
 from electra.model.heads import NextSentenceHead
-from electra.settings import from_dict
+from electra.tasks.config import FinetuneConfig
 from electra.tokenizing.tokenizer import Tokenizer
+from electra.training.config import PretrainConfig
 
 Predicts = Literal["tokens", "replaced"]
 TOKENS = "embeddings.tokens.weight"
@@ -77,8 +80,11 @@ class SavedModel:
     """The folder; of a checkpoint, its run."""
     generator: SavedNetwork | None = None
     """The generator beside the network that is kept; None: there is none."""
-    corrector: SavedNetwork | None = None
-    """The network that is kept under cocolm's softmax; None: there is none."""
+    networks: Mapping[str, SavedNetwork] = field(default_factory=dict)
+    """All networks of a run by role, such as cocolm's corrector, each with its head."""
+    modules: Mapping[str, Tensor] = field(default_factory=dict)
+    """A run's parameters outside its networks, such as those of the copy head of all_tokens_mlm,
+    under their names in the objective."""
     step: int | None = None
     """Step of the checkpoint of a run."""
     after: str = ""
@@ -214,6 +220,8 @@ def read_run_config(run: Path) -> PretrainConfig:
 class SavedSeed(NamedTuple):
     """Where the model of one seed of a fine-tuning lies, and what its JSON files say."""
 
+    run: Path
+    """The fine-tuning; of a grid, its best."""
     folder: Path
     seed: int
     sizes: EncoderConfig
@@ -234,11 +242,8 @@ def find_seed(run: Path, seed: int | None = None, *, verify: bool = False) -> Sa
         f"{run} is not a finished folder of `electra finetune`: it must have a config.json with a "
         "task, and a results.json",
     )
+    run = find_best(run)
     results = read_results(run, "metric")
-    require(
-        "best" not in results,
-        f"{run} holds several fine-tunings; take one of them: {run}/{results.get('best')}",
-    )
     with refuse_unlike(f"{run} is not a folder that `electra finetune` wrote"):
         seeds, columns = results["seeds"] | results.get("replacements", {}), results["columns"]
         headlines = {int(n): each["scores"][results["metric"]] for n, each in seeds.items()}
@@ -255,14 +260,13 @@ def find_seed(run: Path, seed: int | None = None, *, verify: bool = False) -> Sa
     with refuse_unlike(f"{folder / 'config.json'} is not the config of a fine-tuned model"):
         sizes, task = from_dict(EncoderConfig, facts["encoder"]), str(facts["task"])
     facts |= {"task": task, "columns": columns, "separator": config.own.between}
-    return SavedSeed(folder, seed, sizes, config, facts)
+    return SavedSeed(run, folder, seed, sizes, config, facts)
 
 
 def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
     """Return the model of one seed; arguments as for `find_seed`."""
-    run = named(run)
-    found = find_seed(run, seed, verify=True)
-    folder, task = found.folder, found.facts["task"]
+    found = find_seed(named(run), seed, verify=True)
+    run, folder, task = found.run, found.folder, found.facts["task"]
     files = {WEIGHTS_FILE: folder / WEIGHTS_FILE}
     tensors = read_tensors(files[WEIGHTS_FILE])
     encoder = _fit(tensors.below("encoder."), found.sizes, str(folder))
@@ -334,6 +338,8 @@ def _read_huggingface(folder: Path) -> SavedModel:
         judge = found.get(DISCRIMINATOR_FILE)
         networks = find_networks(architecture, sizes, found[WEIGHTS_FILE], judge)
         kept = next(iter(networks.values()))
+        if kept.predicts == "replaced" and _read_config(folder).get("predicts") == "energy":
+            kept = replace(kept, predicts="energy")  # of Electric
         if pooler := found.get(NEXT_SENTENCE_FILE):
             kept = replace(kept, next_sentence=gather(partial(NextSentenceHead, sizes), pooler))
     generator = networks.get("tokens") if kept.predicts == "replaced" else None
@@ -386,7 +392,7 @@ def _read_run(folder: Path) -> SavedModel:
     config = read_run_config(run)
     step, checkpoint = find_checkpoint(folder)
     tensors = read_tensors(checkpoint / FILES[0])
-    state = read_object(checkpoint / STATE)
+    state, taken_names = read_object(checkpoint / STATE), set[str]()
 
     def take(places: Mapping[str, str], added: str = "") -> Weights:
         names = {
@@ -394,6 +400,7 @@ def _read_run(folder: Path) -> SavedModel:
             for place, prefix in places.items()
             for name in tensors.below(f"{prefix}.")
         }
+        taken_names.update((*names.values(), added))
         taken = tensors.rename(names)
 
         def load(name: str) -> Tensor:
@@ -406,27 +413,27 @@ def _read_run(folder: Path) -> SavedModel:
         network = state["networks"][role]
         sizes, added = from_dict(EncoderConfig, network["sizes"]), network.get("added", "")
         encoders = [_fit(take(each, added), sizes, role) for each in network["encoders"]]
-        head = take(network["head"]) if network["predicts"] else {}
-        return SavedNetwork(network["predicts"], sizes, tuple(encoders), head)
+        return SavedNetwork(network["predicts"], sizes, tuple(encoders), take(network["head"]))
 
     with refuse_unlike(
         f"{checkpoint / STATE} does not say which networks there are: the run is of an older "
         "version of electra, or the file is damaged"
     ):
-        kept = read(state["kept"])
-        if places := state["networks"].get("next_sentence"):
-            kept = replace(kept, next_sentence=take(places["head"]))
-        generator, corrector = (
-            read(role) if role in state["networks"] else None for role in ("generator", "corrector")
-        )
+        networks = {role: read(role) for role in state["networks"]}
+        kept = networks[state["kept"]]
+        if "next_sentence" in networks:
+            kept = replace(kept, next_sentence=networks["next_sentence"].head)
+        if not kept.predicts:
+            kept = replace(kept, head={})
     return SavedModel(
         kept,
         Tokenizer.load(run / "tokenizer"),
         config.examples.sequence_length,
         f"{run} at step {step}",
         folder=run,
-        generator=generator,
-        corrector=corrector,
+        generator=networks.get("generator"),
+        networks=networks,
+        modules={name: tensors[name] for name in tensors.headers.keys() - taken_names},
         step=step,
         files={(checkpoint / FILES[0]).relative_to(run).as_posix(): checkpoint / FILES[0]},
     )

@@ -4,11 +4,13 @@ import hashlib
 import platform
 import subprocess
 import sys
+import warnings
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
+from electra.errors import hide_passwords, require
 from electra.files import read_object, write_json
 from electra.settings import AtLeast
 from electra.shapes import check_shape
@@ -101,7 +103,7 @@ def begin_session(folder: Path, **facts: Any) -> None:
     manifest = read_manifest(folder)
     packages = ("torch", "numpy", "tokenizers", "safetensors")
     session = {
-        "command": ["electra", *sys.argv[1:]],
+        "command": ["electra", *map(hide_passwords, sys.argv[1:])],
         "electra": __version__,
         "commit": find_commit(),
         "python": platform.python_version(),
@@ -140,3 +142,21 @@ def find_commit() -> str | None:
         return None
     name, changes = answers[0].decode(), answers[1]
     return name + (f"+changes-{hashlib.sha256(changes).hexdigest()[:8]}" if changes else "")
+
+
+def find_best(run: Path) -> Path:
+    """Return the best fine-tuning of a grid's folder; any other folder as it is.
+
+    A warning names the fine-tuning.
+    """
+    path = run / "results.json"
+    best = read_object(path).get("best") if path.is_file() else None
+    if best is None:
+        return run
+    found = run / str(best)
+    require(
+        "/" not in str(best) and (found / "results.json").is_file(),
+        f"{run} is a grid, and lacks the folder of its best fine-tuning, {best}",
+    )
+    warnings.warn(f"{run} is a grid; its best fine-tuning on dev is {found}", stacklevel=1)
+    return found

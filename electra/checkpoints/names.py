@@ -12,24 +12,19 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from electra.checkpoints.checkpoint import Header, Weights, read_header, require_weight
-from electra.config import OF_ONE_ARCHITECTURE, EncoderConfig
 from electra.errors import UserError, require
+from electra.model.config import OF_ONE_ARCHITECTURE, EncoderConfig
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead, NextSentenceHead
 from electra.model.initialisation import without_weights
 from electra.tokenizing.tokenizer import Tokenizer
 
-Kind = Literal[
-    "", "PreTraining", "MaskedLM", "CausalLM",
-    "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice",
-]  # fmt: skip
-"""What a network answers, as the names of transformers' classes end; empty: hidden states."""
 HEAD_FILE = "head.safetensors"
 """A fine-tuned head that transformers has no class with, beside the encoder; under our names."""
 DISCRIMINATOR_FILE = "discriminator_head.safetensors"

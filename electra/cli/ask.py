@@ -1,6 +1,6 @@
 """A model asked: predict, detect, fill, score, embed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from electra.cli.options import DryRun, Words, print_dry_run, refuse_file
+from electra.cli.options import DryRun, Precision, Words, print_dry_run, refuse_file
 from electra.errors import UserError, count_of, import_extra, require
 from electra.files import write_json
 from electra.terminal.live import Progress
@@ -28,17 +28,22 @@ def predict(
     out: Path | None = None,
     seed: int | None = None,
     columns: Words = (),
+    keep: bool = False,
+    precision: Precision = "float32",
     dry_run: DryRun = False,
 ) -> None:
     """Answer the inputs of a file with a fine-tuned model: one line per input, in their order.
+
+    An input without any text, such as a blank line, has a line with empty fields, and a note counts
+    these lines.
 
     No labels are needed. Texts and pairs of texts are read from a table with the columns that
     training had; single texts also from a .txt file, one per line. Sentences to tag are read from
     CoNLL's columns, from JSON lines with `tokens`, or from a .txt file, one per line with spaces
     between the words. Questions are read from files of SQuAD or MRQA, or from a table with
-    `question` and `context`. Blank lines are skipped.
+    `question` and `context`.
 
-    Example: electra predict cola --input texts.tsv --out answers.tsv
+    Example: electra predict cola --input texts.tsv --keep --out answers.tsv
 
     Args:
         run: A folder that `electra finetune` wrote.
@@ -48,22 +53,29 @@ def predict(
         columns: The columns to read, if they are not named as in training: that of the text, of
             both texts, or of question and context. Of CoNLL's columns, the number of the word's,
             from 1.
+        keep: Whether each answer comes with all columns of its input, which are first.
     """
     from electra.checkpoints.folder import read_finetuned
-    from electra.inference.predict import ANSWER_FORMATS, list_json, load_model, write_answers
-    from electra.tasks.registry import read_records
+    from electra.inference import predict as predicting
+    from electra.tasks.registry import read_inputs
 
     finetuned = read_finetuned(run, seed)
     if out is not None:
-        refuse_file(out, ANSWER_FORMATS)
-    records = read_records(finetuned.facts, input_, columns)
-    count = len(records)
+        refuse_file(out, predicting.ANSWER_FORMATS)
+    inputs = read_inputs(finetuned.facts, input_, columns)
+    count = len(inputs.records)
     if dry_run:
-        what, who = f"{count_of(count, 'input')} of {input_}", f"seed {finetuned.seed}"
+        what, who = (
+            f"{count_of(count, 'input')} of {input_}",
+            f"seed {finetuned.seed} of {finetuned.folder}",
+        )
         return print_dry_run(None, f"answer {what} with {who} to {out or 'standard output'}")
-    model = load_model(finetuned)
+    model = predicting.load_model(finetuned, precision=precision)
     with Progress("predicting", unit="rows") as progress:
-        answers = model.answer(records, progress.update)
+        answers = model.answer(inputs.records, progress.update)
+    _note_blank(answers.blank, "has no answer: its fields are empty")
+    if keep:
+        answers = predicting.keep_columns(inputs.rows, answers)
     if answers.num_cut:
         was = "was" if answers.num_cut == 1 else "were"
         print_note(
@@ -71,9 +83,18 @@ def predict(
             f"{model.sequence_length} tokens and {was} cut"
         )
     if out is None:
-        return print_lines(list_json(answers))
-    write_answers(out, answers)
-    print_done(f"wrote {out}: {count_of(count, 'answer')} of seed {finetuned.seed} of {run}")
+        return print_lines(predicting.list_json(answers))
+    predicting.write_answers(out, answers)
+    print_done(
+        f"wrote {out}: {count_of(count, 'answer')} of seed {finetuned.seed} of {finetuned.folder}"
+    )
+
+
+def _note_blank(numbers: Iterable[int], what: str) -> None:
+    """Print which inputs, by their number from 1, hold no text, and what follows."""
+    if listed := list(map(str, numbers)):
+        first = ", ".join(listed[:5]) + (", ..." if len(listed) > 5 else "")
+        print_note(f"{count_of(len(listed), 'input')} without text ({first}): each {what}")
 
 
 def detect(
@@ -83,12 +104,14 @@ def detect(
     input_: InputOrText = None,
     threshold: float | None = None,
     json: bool = False,
+    precision: Precision = "float32",
 ) -> None:
     """Show which words of a text look replaced to a discriminator, with their probabilities.
 
     A word is as suspicious as the most suspicious of its pieces. Of ordinary text a discriminator
     suspects little; its order says more than the threshold, so the least trusted words are listed,
-    too.
+    too. Where a script has no spaces between words, as Thai, Khmer or Japanese, each token is a
+    word.
 
     Example: electra detect run "the chef ate the meal that the guests had spoken"
 
@@ -98,7 +121,7 @@ def detect(
         input_: A file with one text per line; - is standard input.
         threshold: Probability from which a word is marked; 0.5 if not given.
         json: Whether to print one JSON object per text, with the place and probability of each
-            word.
+            word; a blank line has none.
     """
     from electra.inference.ask import detect as run_detect
     from electra.inference.ask import load_asked
@@ -107,7 +130,7 @@ def detect(
     threshold = 0.5 if threshold is None else threshold
     require(0 <= threshold <= 1, f"threshold must lie in 0 to 1, not {threshold}")
     texts = _read_texts(text, input_)
-    network = load_asked(model, "replaced")
+    network = load_asked(model, "replaced", precision)
     if input_ is None:
         found = run_detect(network, texts)
     else:
@@ -127,6 +150,7 @@ def fill(
     input_: InputOrText = None,
     top: int = 5,
     json: bool = False,
+    precision: Precision = "float32",
 ) -> None:
     """Show the most probable tokens for each [MASK] of a text, by the generator.
 
@@ -139,13 +163,13 @@ def fill(
         input_: A file with one text per line; - is standard input.
         top: Number of tokens for each [MASK].
         json: Whether to print one JSON object per text, with the tokens and probabilities of each
-            gap.
+            gap; a blank line has none.
     """
     from electra.inference.ask import fill as run_fill
     from electra.inference.ask import load_asked
 
     texts = _read_texts(text, input_)
-    answers = run_fill(load_asked(model, "tokens"), texts, top)
+    answers = run_fill(load_asked(model, "tokens", precision), texts, top)
     for each, gaps in zip(texts, answers, strict=True):
         if json:
             _print_json(text=each, gaps=[list(map(asdict, gap)) for gap in gaps])
@@ -167,6 +191,11 @@ def _read_texts(text: str | None, path: Path | None) -> Sequence[str]:
     return read_sentences(path) if path else [text or ""]
 
 
+def _find_blank(texts: Sequence[str]) -> list[int]:
+    """Return the numbers, from 1, of the texts that hold nothing but white space."""
+    return [number for number, text in enumerate(texts, 1) if not text.strip()]
+
+
 def _print_json(**values: Any) -> None:
     print_lines([replace_surrogates(dumps(values, ensure_ascii=False, allow_nan=False))])
 
@@ -178,6 +207,7 @@ def score(
     pairs: Path | None = None,
     network: Literal["kept", "generator", "corrector"] = "kept",
     out: Path,
+    precision: Precision = "float32",
     dry_run: DryRun = False,
 ) -> None:
     """Write the pseudo-log-likelihoods of sentences, or how often the better of two is preferred.
@@ -194,11 +224,12 @@ def score(
     Example: electra score run --pairs blimp.jsonl --out blimp.json
 
     Args:
-        run: A run folder of `electra pretrain`, or one of its checkpoints.
-        text: A text file with one sentence per line.
+        run: A run folder of `electra pretrain`, one of its checkpoints, or a Hugging Face folder,
+            such as an export.
+        text: A text file with one sentence per line; a blank line has no sum.
         pairs: A .jsonl, .tsv or .csv file with the columns sentence_good, sentence_bad and UID (the
             kind of pair), as BLiMP's.
-        network: kept: the network that pre-training returns. generator: the run's generator.
+        network: kept: the network that pre-training returns. generator: the generator beside it.
             corrector: the softmax that cocolm trains beside its discriminator, in one pass.
         out: The file to write: .tsv for --text, .json for --pairs.
     """
@@ -214,7 +245,7 @@ def score(
         read_sizes(run)
         what = f"{count_of(len(sentences), 'line')} of {text or pairs}"
         return print_dry_run(None, f"score {what} with {run} and write {out}")
-    scorer = scoring.load_scorer(run, network)
+    scorer = scoring.load_scorer(run, network, precision)
     out.parent.mkdir(parents=True, exist_ok=True)
     with Progress("scoring", unit="rows") as progress:
         scores = scorer.score(sentences, progress.update)
@@ -229,7 +260,9 @@ def score(
             f"in {result['accuracy']:.1%}, mean of {count_of(len(kinds), 'kind')}"
         )
     scoring.write_scores(out, scores)
-    mean = sum(each.pll for each in scores) / sum(each.num_tokens for each in scores)
+    _note_blank(_find_blank(sentences), "has no sum")
+    scored = [each for each in scores if each.num_tokens]
+    mean = sum(each.pll for each in scored) / sum(each.num_tokens for each in scored)
     print_done(f"wrote {out}: {count_of(len(scores), 'line')}, {mean:.3f} a token on average")
 
 
@@ -242,13 +275,14 @@ def embed(
     layer: int | None = None,
     pooling: Literal["mean", "cls"] = "mean",
     column: str | None = None,
+    precision: Precision = "float32",
     dry_run: DryRun = False,
 ) -> None:
     """Write an embedding of each text of a file, or of its words or tokens.
 
     The last layer of a discriminator is the worst for similarity; `electra export --as
     sentence-transformers` chooses a better one on a dev set. Texts that are longer than the model's
-    rows are embedded in pieces.
+    rows are embedded in pieces. A blank line has an embedding of NaN, and no words or tokens.
 
     Example: electra embed run --input texts.txt --out embeddings.npy
 
@@ -258,12 +292,12 @@ def embed(
         model: A run folder or one of its checkpoints, a Hugging Face folder, or a folder of
             `electra finetune`.
         input_: A text file with one text per line, or a .tsv, .csv, .jsonl or .parquet table; - is
-            standard input. Blank lines are skipped.
+            standard input.
         out: The file to write. A .npy file of texts has a row for each; of words and tokens, an
             element with row, start, end and embedding. A .parquet file has these as columns, and
             the text.
         unit: What is embedded; the embedding of a word is the mean over its tokens.
-        layer: Layer, from 1, whose states are taken; if not given, the last.
+        layer: Layer whose states are taken; 0: the embeddings; if not given, the last layer.
         pooling: mean: a text is the mean over its positions. cls: the state of [CLS].
         column: The column of a table that holds the texts; if not given, text.
     """
@@ -283,10 +317,11 @@ def embed(
         return print_dry_run(
             None, f"embed {count_of(len(texts), 'text')} of {input_} and write {out}"
         )
-    network = load_encoder(model)
+    network = load_encoder(model, precision=precision)
     how: Any = {"unit": unit, "layer": layer, "pooling": pooling}
     with Progress("embedding", unit="texts") as progress:
         count = write_embeddings(out, network, texts, **how, progress=progress.update)
+    _note_blank(_find_blank(texts), "has NaN" if unit == "text" else f"has no {unit}")
     size = network.encoder.config.hidden_size
     told = f"{count_of(count, 'embedding')} of {count_of(size, 'number')}"
     print_done(f"wrote {out}: {told}, one for each {unit}")

@@ -1,6 +1,7 @@
 """tokenizer, prepare and inspect: from text to shards, and what is in them."""
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from json import dumps
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from electra.assignments import override, override_from_toml
 from electra.cli.options import (
     DryRun,
     Set,
@@ -19,11 +21,10 @@ from electra.cli.options import (
     repeat,
     settings_of,
 )
-from electra.config import PrepareConfig, TextConfig, TokenizerConfig
 from electra.errors import command, count_of, require
 from electra.files import read_text
 from electra.reports.glossary import format_count
-from electra.settings import override, override_from_toml
+from electra.shards.config import PrepareConfig
 from electra.terminal.live import Progress
 from electra.terminal.printing import (
     print_done,
@@ -34,7 +35,9 @@ from electra.terminal.printing import (
     print_table,
     print_tokens,
 )
+from electra.text.config import TextConfig
 from electra.text.streams import is_url, locate
+from electra.tokenizing.config import TokenizerConfig
 
 if TYPE_CHECKING:
     from electra.tokenizing.tokenizer import Tokenizer
@@ -54,6 +57,9 @@ MIN_SHARE = 0.001
 """Share of the words from which on a script is worth a note."""
 MANY_UNKNOWN = 0.01
 """Share of unknown tokens beyond which a vocabulary does not fit a text."""
+FEW_HELDOUT = 20_000
+"""Held-out tokens below which a loss says little. At 15% they are 3,000 predictions; if the loss of
+one has a standard deviation of 2.5 (assumed), that of their mean is 0.05."""
 NEEDS_NO_MARKS = {"Latin", "Greek", "Cyrillic", "Hebrew", "Arabic", "digits", "signs"}
 """Scripts in which a letter without its combining marks is still read as that letter."""
 
@@ -256,6 +262,7 @@ def prepare(
         )
         return
     _note_unknown(manifest, tokenizer)
+    _note_heldout(manifest, settings.heldout_prob)
     is_model = any((tokenizer / name).exists() for name in ("model.safetensors", "checkpoints"))
     start = ("--init-from", tokenizer) if is_model else ()
     counts = "; ".join(_tell_counts(manifest))
@@ -269,6 +276,22 @@ def _note_unknown(manifest: dict[str, Any], tokenizer: Path) -> None:
             f"{share:.1%} of the tokens are unknown: the vocabulary is not one of this text; see "
             + command("inspect", tokenizer, "--text", "FILE")
         )
+
+
+def _note_heldout(manifest: dict[str, Any], heldout_prob: float) -> None:
+    """Say that the held-out part is too small to measure with, and how it becomes larger."""
+    train, heldout = manifest["parts"]["train"], manifest["parts"]["heldout"]
+    if not heldout_prob or heldout["num_tokens"] >= FEW_HELDOUT:
+        return  # 0 is a choice
+    total = train["num_tokens"] + heldout["num_tokens"]
+    share = min(0.1, math.ceil(200 * FEW_HELDOUT / total) / 100)
+    advice = f"--set heldout_prob={share:g} holds out about {share * total:,.0f}"
+    print_note(
+        f"the held-out part has {heldout['num_tokens']:,} tokens in "
+        f"{count_of(heldout['num_documents'], 'document')}, too few to compare losses by "
+        f"({FEW_HELDOUT:,} or more are enough); "
+        + (advice if share * total > heldout["num_tokens"] else "more text gives more")
+    )
 
 
 def _tell_counts(manifest: dict[str, Any]) -> Iterator[str]:
@@ -402,6 +425,8 @@ def find_text(text: Sequence[str], settings: TextConfig) -> Sequence[Path]:
     sources = find_sources(text, settings)
     if sources.encodings:
         print_note(name_first("encodings detected", sources.encodings))
+    if sources.links:
+        print_note(name_first("read from outside the folder, through links", sources.links))
     if sources.passed_over:
         print_note(name_passed_over(sources.passed_over))
     for path in sources.files:

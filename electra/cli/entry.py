@@ -38,7 +38,7 @@ from electra.cli.reproduce import quickstart, reproduce
 from electra.cli.serving import page, serve
 from electra.errors import UserError, command, require
 from electra.processes import Interrupted, find_place, is_launched, stop_signals
-from electra.terminal.printing import PipeConsole, print_done, print_error, print_note
+from electra.terminal.printing import PipeConsole, print_done, print_error, print_lines, print_note
 from electra.version import __version__
 
 VERBS = {
@@ -150,6 +150,11 @@ def _run(given: Sequence[str]) -> int:
             not is_launched() or words[:1] in (["pretrain"], ["finetune"]),
             f"torchrun is for pretrain and finetune, not for {' '.join(words[:1])}",
         )
+        if sorted(words) == ["--verbose", "--version"]:
+            from electra.cli.version import describe_environment
+
+            print_lines([f"{name}: {value}" for name, value in describe_environment().items()])
+            return 0
         with warnings.catch_warnings():
             _print_warnings_as_notes()
             if rank > 0:

@@ -114,7 +114,7 @@ def export(
     source = str(run)
     if is_finetuned(run):
         found = find_seed(run, seed)
-        settings, source = found.config, f"seed {found.seed} of {run}"
+        settings, source = found.config, f"seed {found.seed} of {found.run}"
     elif not is_huggingface(run):
         settings = read_run_config(run_of(run))
     refuse_existing(out)

@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from electra.assignments import override_from_toml
 from electra.cli.options import (
     DryRun,
     Set,
@@ -19,7 +20,6 @@ from electra.cli.options import (
 )
 from electra.errors import command
 from electra.presets import FINETUNE_PRESETS
-from electra.settings import override_from_toml
 from electra.terminal.live import Progress, show_finetuning
 from electra.terminal.printing import print_done, print_note, print_table
 

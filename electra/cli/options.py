@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from electra import files
+from electra.assignments import flatten, to_dict
 from electra.errors import require
 from electra.presets import PRESETS, RECIPES
-from electra.settings import flatten, to_dict
 from electra.terminal.printing import print_plan
 from electra.text.streams import is_url
 
@@ -61,6 +61,14 @@ Recipe = Annotated[
         name="--recipe",
         help="paper: settings as published. best: those found by experiment at the size of tiny. "
         f"If not given, best for {', '.join(BEST_BY_DEFAULT)}, paper for the others.",
+    ),
+]
+Precision = Annotated[
+    Literal["float32", "bfloat16", "auto"],
+    Parameter(
+        name="--precision",
+        help="What the answers are computed in. bfloat16 is faster on hardware that multiplies it, "
+        "and changes an answer by its rounding; auto chooses it there.",
     ),
 ]
 DryRun = Annotated[

@@ -20,13 +20,13 @@ from electra.cli.options import (
     repeat,
     settings_of,
 )
-from electra.config import PretrainConfig
 from electra.errors import UserError, command, require
 from electra.presets import PRESETS
 from electra.pretraining.resolution import resolve
 from electra.reports.glossary import describe_heldout, format_about, format_count, format_seconds
 from electra.terminal.live import Display, Progress
 from electra.terminal.printing import print_done, print_note, print_table
+from electra.training.config import PretrainConfig
 
 HOURS = 1e15
 """Operations that any CPU does within hours: fewer need no estimate, which imports torch."""
@@ -199,7 +199,7 @@ def _print_results(run: Path, results: dict[str, Any]) -> None:
 
     wrote = f"wrote {run}"
     if results["heldout"]:
-        reached = describe_heldout(results["heldout"]).items()
+        reached = describe_heldout(results["heldout"], results["before"]).items()
         wrote += f": {', '.join(f'{name} {value}' for name, value in reached)} on held-out text"
     wrote += f"; {place_on_the_papers_curve(results['flops']['paper'])}"
     print_done(
@@ -278,7 +278,7 @@ def flops(
     Example: electra flops --preset base --set method.objective=mlm train.steps=1000000
     """
     from electra.method.flops import count_parts, count_run, count_true
-    from electra.method.registry import sketch_objective
+    from electra.pretraining.networks import sketch_objective
 
     settings = resolve(preset, recipe, set_, toml=config, note=print_note)
     objective, length = sketch_objective(settings), settings.examples.sequence_length
@@ -294,7 +294,7 @@ def flops(
     ]
     rows.append(("all", "", f"{total / 1e6:.3f}", "100.0%"))
     print_table(rows, ["part", "MFLOP a token, forward", "in training", "share"])
-    run = count_run(objective, settings)
+    run = count_run(objective, *settings.amount)
     train = settings.train
     tokens = train.steps * train.batch_size * length
     print_done(

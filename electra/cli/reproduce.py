@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from electra.assignments import differences, flatten, override_from_toml, to_dict
 from electra.cli.options import (
     PRESET,
     DryRun,
@@ -22,13 +23,12 @@ from electra.cli.options import (
     refuse_url,
     settings_of,
 )
-from electra.config import FinetuneConfig
 from electra.errors import UserError, command, require
 from electra.presets import PRESETS
 from electra.processes import Interrupted
 from electra.quickstart.config import BEGUN, QUICKSTART, REPORT
 from electra.reports.glossary import format_seconds
-from electra.settings import differences, flatten, override_from_toml, to_dict
+from electra.tasks.config import FinetuneConfig
 from electra.terminal.live import Progress
 from electra.terminal.printing import (
     as_word,

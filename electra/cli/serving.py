@@ -7,10 +7,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from electra.assignments import override_from_toml
 from electra.cli.options import DryRun, Set, Toml, print_dry_run, settings_of
 from electra.errors import import_extra, require
 from electra.service.config import ServeConfig
-from electra.settings import override_from_toml
 from electra.terminal.printing import print_done
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

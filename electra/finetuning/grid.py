@@ -12,16 +12,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from electra.assignments import override, to_dict
 from electra.checkpoints.folder import read_model
 from electra.checkpoints.records import read_results
-from electra.config import FinetuneConfig
 from electra.errors import require
 from electra.files import refuse_existing, write_json
 from electra.finetuning.loop import LONGEST_WAIT, Progress, ignore, require_seeds, train_seeds
 from electra.finetuning.results import advise_to_remove, begin_shared_folder
 from electra.finetuning.start import read_job
 from electra.reports.rendering import Table
-from electra.settings import override, to_dict
+from electra.tasks.config import FinetuneConfig
 from electra.training.distributed import joined, wait_for_all
 from electra.training.machine import prepare_machine
 

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from electra.checkpoints.checkpoint import load_parameters
 from electra.checkpoints.folder import read_model
-from electra.config import FinetuneConfig, OptimizerConfig
 from electra.errors import require
 from electra.files import refuse_existing, write_json
 from electra.finetuning.network import build_network, keep_tokens, restore_tokens, run_network
@@ -35,7 +34,9 @@ from electra.finetuning.results import (
 )
 from electra.finetuning.start import Job, TaskRows, encode_task, read_job
 from electra.model.encoder import choose_layers
+from electra.tasks.config import FinetuneConfig
 from electra.tasks.rows import Outputs, choose_batches, make_batch
+from electra.training.config import OptimizerConfig
 from electra.training.distributed import joined, wait_for_all
 from electra.training.machine import Machine, prepare_machine
 from electra.training.optimizer import (

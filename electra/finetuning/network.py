@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from electra.checkpoints.checkpoint import load_parameters
 from electra.checkpoints.folder import Finetuned, SavedModel
-from electra.config import EncoderConfig, FinetuneConfig
 from electra.model.batch import split_by_length
+from electra.model.config import EncoderConfig
 from electra.model.encoder import Encoder, choose_layers
-from electra.model.heads import FeatureHead, PairHead, run_lstm
 from electra.model.initialisation import draw_glorot, init_weights
 from electra.model.parts import TokenTable
+from electra.model.task_heads import FeatureHead, PairHead, run_lstm
 from electra.processes import Tell, silent
+from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Family
 from electra.tasks.rows import Outputs, Rows, TaskBatch, make_batch
 from electra.training.machine import Machine

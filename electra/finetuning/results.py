@@ -11,10 +11,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from electra.assignments import from_dict, to_dict
 from electra.checkpoints.checkpoint import write_tensors
 from electra.checkpoints.manifest import LOCK, begin_session, find_commit
 from electra.checkpoints.records import Begun, SeedResults, read_results
-from electra.config import FinetuneConfig
 from electra.errors import UserError, count_of, refuse_unlike, require
 from electra.files import (
     hold,
@@ -28,8 +28,8 @@ from electra.files import (
 )
 from electra.finetuning.network import TaskNetwork
 from electra.finetuning.start import Job, TaskRows
-from electra.settings import from_dict, to_dict
 from electra.shapes import require_fields
+from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Family, Task
 from electra.tasks.rows import Outputs, Rows
 from electra.text.streams import replace_surrogates

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from electra.assignments import to_dict
 from electra.checkpoints.folder import SavedModel
-from electra.config import FinetuneConfig
 from electra.errors import UserError, require
 from electra.files import sha256_file
 from electra.presets import finetune_preset
-from electra.settings import to_dict
+from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Task
 from electra.tasks.registry import read_task, resolve_own
 from electra.tasks.rows import Rows, reduce_vocabulary

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from electra.checkpoints.manifest import find_best
 from electra.checkpoints.records import read_results
 from electra.errors import UserError, require
 from electra.files import new_file, refuse_existing
@@ -57,10 +58,11 @@ def submit(
 ) -> list[SubmissionFile]:
     """Write a submission to the GLUE server, a new .zip file, and return its files.
 
-    `folders` are finished fine-tunings on tasks of GLUE, one for each task. WNLI gets the most
-    frequent label of train unless there is a fine-tuning on it. An `ensemble` answers with the mean
-    over the seeds as drawn instead of the seed that is best on dev, which may be the replacement of
-    a collapsed seed. A `partial` submission leaves out test sets without predictions.
+    `folders` are finished fine-tunings on tasks of GLUE, one for each task; of a grid the best is
+    taken. WNLI gets the most frequent label of train unless there is a fine-tuning on it. An
+    `ensemble` answers with the mean over the seeds as drawn instead of the seed that is best on
+    dev, which may be the replacement of a collapsed seed. A `partial` submission leaves out test
+    sets without predictions.
     """
     refuse_existing(out)
     finished = _read_results(folders)
@@ -91,10 +93,9 @@ def submit(
 def _read_results(folders: Sequence[Path]) -> dict[str, tuple[Path, dict[str, Any]]]:
     """Return the folder and the results of each task."""
     found: dict[str, tuple[Path, dict[str, Any]]] = {}
-    for folder in folders:
+    for folder in map(find_best, folders):
         results = read_results(folder, "task")
-        task, best = results["task"], results.get("best")
-        require(best is None, f"{folder} is a grid; give its best, {folder}/{best}")
+        task = results["task"]
         require(
             task in GLUE and "seeds" in results,
             f"{folder} is no fine-tuning on a task of GLUE, but on {task!r}; leave it out",

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from electra.checkpoints.folder import read_pretrained
 from electra.errors import count_of, require
-from electra.inference.network import LoadedNetwork, load_network
+from electra.inference.network import PRECISION, LoadedNetwork, load_network
 from electra.processes import Tell, silent
 from electra.reports.tokens import Word
 from electra.tokenizing.tokenizer import Tokenizer
-from electra.training.machine import prepare_machine
+from electra.training.machine import Precision, prepare_machine
 
 MASK = "[MASK]"
 MAX_GAPS = 256
@@ -31,13 +31,15 @@ class Candidate:
     prob: float
 
 
-def load_asked(folder: Path, predicts: Literal["replaced", "tokens"]) -> LoadedNetwork:
+def load_asked(
+    folder: Path, predicts: Literal["replaced", "tokens"], precision: Precision = PRECISION
+) -> LoadedNetwork:
     """Return the discriminator ("replaced") or the masked language model ("tokens") of a folder.
 
-    It computes in float32: its answers are those of its exports, on every machine. The folder is a
-    run, or one of Hugging Face's kind, whose generator may lie in a folder `generator` inside.
+    The folder is a run, or one of Hugging Face's kind, which may have a generator in its folder
+    `generator`.
     """
-    model, machine = read_pretrained(folder), prepare_machine("auto", "float32", 0)
+    model, machine = read_pretrained(folder), prepare_machine("auto", precision, 0)
     return load_network(model, model.network(predicts), machine)
 
 
@@ -72,8 +74,9 @@ def _join(
 ) -> list[Word]:
     """Return the words of which tokens are the pieces; white space alone is no word."""
     words: list[Word] = []
-    for token_id, (start, end), prob in zip(ids, offsets, probs, strict=True):
-        if words and not tokenizer.starts_word[token_id]:
+    begins = tokenizer.find_words(text, ids, offsets)
+    for is_first, (start, end), prob in zip(begins, offsets, probs, strict=True):
+        if not is_first:
             last = words.pop()
             start, prob = last.start, max(prob, last.prob_replaced)
         words.append(Word(text[start:end], start, end, prob))
@@ -84,8 +87,8 @@ def _join(
 def fill(network: LoadedNetwork, texts: Sequence[str], top: int = 5) -> list[list[list[Candidate]]]:
     """Return, of each text, the `top` most probable tokens for each [MASK], the best first.
 
-    All gaps of a text are empty at once, as in pre-training.
-    A text without one, or with more tokens than the network's rows, is refused.
+    All gaps of a text are empty at once, as in pre-training. A blank text has none; any other text
+    without one, or with more tokens than the network's rows, is refused.
     """
     require(top >= 1, f"top must be >= 1, not {top}")
     names = ["the text"] if len(texts) == 1 else [f"text {n}" for n in range(1, len(texts) + 1)]
@@ -99,6 +102,8 @@ def fill(network: LoadedNetwork, texts: Sequence[str], top: int = 5) -> list[lis
             for place, token_id in enumerate(ids, start=1)
             if token_id == network.tokenizer.mask_id
         ]
+        if not places:  # of blank texts
+            return gaps
         states_MH = network.encode(rows)[tuple(torch.tensor(places).T)]
         best = (list_best(network, network.log_probs(p), top) for p in states_MH.split(MAX_GAPS))
         for (row, _), candidates in zip(places, chain.from_iterable(best), strict=True):
@@ -120,7 +125,10 @@ def list_best(network: LoadedNetwork, log_probs_MV: Tensor, top: int) -> list[li
 def _encode_gaps(network: LoadedNetwork, text: str, name: str) -> list[int]:
     """Return the ids of a text with the mask's id at each [MASK], or refuse it by its name."""
     tokenizer = network.tokenizer
-    require(MASK in text, f"{name} has no {MASK}: write one where a token is to be filled in")
+    require(
+        MASK in text or not text.strip(),
+        f"{name} has no {MASK}: write one where a token is to be filled in",
+    )
     ids = tokenizer.encode_gaps(text.split(MASK))
     require(
         len(ids) <= network.max_tokens,

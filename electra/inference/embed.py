@@ -53,9 +53,9 @@ def embed(
     A text that is longer than the encoder's rows is cut into pieces, of which the mean is taken
     over all positions, or over their [CLS].
 
-    The states are those of a layer, from 1; None: the last. The mean includes [CLS] and [SEP], as
-    that of sentence-transformers does. `progress` is called with the number of pieces done and of
-    all pieces.
+    A blank text has no embedding: NaN. The states are those of a layer (`LoadedEncoder.encode`);
+    None: the last. The mean includes [CLS] and [SEP], as that of sentence-transformers does.
+    `progress` is called with the number of pieces done and of all pieces.
     """
     is_seen = pooling == "mean" or not network.encoder.config.causal
     require(is_seen, "pooling cls: [CLS] of a causal encoder sees no text; use mean")
@@ -65,9 +65,10 @@ def embed(
         pooled = [each_LH[:1] if pooling == "cls" else each_LH for each_LH in states]
         return [(each_LH.sum(axis=0, dtype=np.float64), len(each_LH)) for each_LH in pooled]
 
-    found = network.run_pieces(network.tokenizer.encode_batch(list(texts)), pool, progress)
-    means = np.empty((len(texts), network.encoder.config.hidden_size), np.float32)
-    for number, pieces in enumerate(found):
+    means = np.full((len(texts), network.encoder.config.hidden_size), np.nan, np.float32)
+    asked = [number for number, text in enumerate(texts) if text.strip()]
+    ids = network.tokenizer.encode_batch([texts[number] for number in asked])
+    for number, pieces in zip(asked, network.run_pieces(ids, pool, progress), strict=True):
         sums, counts = zip(*pieces, strict=True)
         means[number] = sum(sums) / sum(counts)
     return means
@@ -83,8 +84,9 @@ def embed_units(
 ) -> list[Units]:
     """Return the embeddings of each text's words or tokens, in order, with their places.
 
-    The embedding of a word is the mean over its tokens. Punctuation marks are words; of BPE and
-    Unigram, those before a word are part of it. The other arguments are those of `embed`.
+    The embedding of a word is the mean over its tokens. Words are those of `Tokenizer.find_words`:
+    punctuation marks are words; of BPE and Unigram, those before a word are part of it. The other
+    arguments are those of `embed`.
     """
     encoded = [network.tokenizer.encode_with_offsets(text) for text in texts]
     states = network.run_pieces(
@@ -92,19 +94,19 @@ def embed_units(
         lambda rows: [each_LH[1:-1] for each_LH in _compute_states(network, rows, layer)],
     )
     answers = []
-    for (ids, offsets), own in zip(encoded, states, strict=True):
+    for text, (ids, offsets), own in zip(texts, encoded, states, strict=True):
         places = np.array(offsets, np.int32).reshape(-1, 2)
         units = Units(places[:, 0], places[:, 1], np.concatenate(own))
-        starts_word = network.tokenizer.starts_word[ids]
+        starts_word = network.tokenizer.find_words(text, ids, offsets)
         answers.append(_join(units, starts_word) if unit == "word" else units)
     return answers
 
 
 def _join(tokens: Units, starts_word: np.ndarray) -> Units:
-    """Return the words of which tokens are the pieces; a text's first token begins a word."""
+    """Return the words of which tokens are the pieces."""
     if not len(starts_word):
         return tokens
-    firsts = np.union1d([0], np.flatnonzero(starts_word))
+    firsts = np.flatnonzero(starts_word)
     counts = np.diff([*firsts, len(starts_word)])
     sums = np.add.reduceat(tokens.states, firsts, axis=0)
     states = (sums / counts[:, None]).astype(np.float32)
@@ -138,7 +140,8 @@ def write_embeddings(
     the text. Layer and pooling are as in `embed`.
     """
     size, num_written = network.encoder.config.hidden_size, 0
-    facts = {"unit": unit, "layer": layer or network.num_layers, "pooling": pooling}
+    layer = network.num_layers if layer is None else layer
+    facts = {"unit": unit, "layer": layer, "pooling": pooling}
     places = [("row", "<i8"), ("start", "<i4"), ("end", "<i4")]
     dtype = np.dtype([*places, ("embedding", "<f4", (size,))])
     path.parent.mkdir(parents=True, exist_ok=True)

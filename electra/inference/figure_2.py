@@ -17,7 +17,7 @@ from electra.errors import count_of, require
 from electra.inference.ask import Candidate, list_best
 from electra.inference.network import LoadedNetwork
 from electra.method.masking import choose_positions
-from electra.model.masked_lm import find_first
+from electra.model.softmax import find_first
 
 
 @dataclass(frozen=True)

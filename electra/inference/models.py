@@ -144,12 +144,13 @@ class Embed:
 
     encoder: LoadedEncoder
     layer: int
-    """From 1."""
     pooling: Pooling
 
-    def __call__(self, texts: list[str]) -> list[list[float]]:
-        """Return the embeddings of texts."""
-        return embed(self.encoder, texts, layer=self.layer, pooling=self.pooling).tolist()
+    def __call__(self, texts: list[str]) -> list[list[float] | None]:
+        """Return the embeddings of texts; None: of a blank one."""
+        found = embed(self.encoder, texts, layer=self.layer, pooling=self.pooling)
+        rows = zip(texts, found.tolist(), strict=True)
+        return [row if text.strip() else None for text, row in rows]
 
 
 @dataclass(eq=False)

@@ -15,19 +15,21 @@ from torch import Tensor
 
 from electra.checkpoints.checkpoint import load_parameters
 from electra.checkpoints.folder import SavedModel, SavedNetwork, read_model
-from electra.config import EncoderConfig
 from electra.errors import require
 from electra.model.batch import pad_rows, split_by_length
+from electra.model.config import EncoderConfig
 from electra.model.encoder import Encoder, choose_layers
 from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.processes import Tell, silent
 from electra.tokenizing.tokenizer import Tokenizer
-from electra.training.machine import Machine, prepare_machine
+from electra.training.machine import Machine, Precision, prepare_machine
 
 Row = TypeVar("Row")
 Result = TypeVar("Result")
 BATCH_TOKENS = 4096
 """Positions of a batch, padding included."""
+PRECISION: Precision = "float32"
+"""In which a model answers, whatever it was trained in: so are the answers of its exports."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,21 +48,24 @@ class LoadedEncoder:
         return len(self.encoder.layers)
 
     def require_layer(self, layer: int) -> None:
-        """Raise UserError unless the encoder has this layer, from 1."""
-        has_it = 1 <= layer <= self.num_layers
-        require(has_it, f"layer must lie in 1 to {self.num_layers}, not {layer}")
+        """Raise UserError unless the encoder has this layer; layer 0 is that of the embeddings."""
+        has_it = 0 <= layer <= self.num_layers
+        require(has_it, f"layer must lie in 0 to {self.num_layers}, not {layer}")
 
     def encode(self, rows: Sequence[Sequence[int]], layer: int | None = None) -> Tensor:
         """Return the hidden states (B, L, H) of rows of ids, between [CLS] and [SEP].
 
-        Shorter rows are padded at their end. The states are those after a layer, from 1; None: the
-        last. Those of a lower layer pass through the final norm, if there is one, as those of an
-        encoder that ends with this layer. States that are no numbers are refused.
+        Shorter rows are padded at their end. The states are those after a layer, from 1; 0: what
+        the first layer reads; None: the last layer's. Those of a layer between pass through the
+        final norm, if there is one, as those of an encoder that ends with this layer. States that
+        are no numbers are refused.
         """
         input_ids_BL, mask_BL = self.pad(rows)
         if layer is None:
             return require_numbers(self.encoder(input_ids_BL, mask_BL))
         self.require_layer(layer)
+        if layer == 0:
+            return require_numbers(self.encoder.embed(input_ids_BL))
         states = self.encoder.layer_states(input_ids_BL, mask_BL)
         state_BLH, norm = next(islice(states, layer - 1, None)), self.encoder.final_norm
         if norm is not None and layer < self.num_layers:
@@ -143,12 +148,14 @@ def require_numbers(values: Tensor) -> Tensor:
     return values
 
 
-def load_encoder(folder: Path, seed: int | None = None) -> LoadedEncoder:
-    """Return the encoder in a folder of any kind, on the fastest device, in float32.
+def load_encoder(
+    folder: Path, seed: int | None = None, precision: Precision = PRECISION
+) -> LoadedEncoder:
+    """Return the encoder in a folder of any kind, on the fastest device.
 
     Of a fine-tuning it is that of a seed; None: that with the best score on dev.
     """
-    return load_kept(read_model(folder, seed), prepare_machine("auto", "float32", 0))
+    return load_kept(read_model(folder, seed), prepare_machine("auto", precision, 0))
 
 
 def load_kept(model: SavedModel, machine: Machine) -> LoadedEncoder:

@@ -1,21 +1,22 @@
 """A fine-tuned model in memory, asked with records; and the files that answers are written to."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from electra.checkpoints.folder import Finetuned
+from electra.errors import require
 from electra.files import write_text
 from electra.finetuning.network import TaskNetwork, load_network, run_network
-from electra.inference.network import require_numbers
+from electra.inference.network import PRECISION, require_numbers
 from electra.processes import Tell, silent
 from electra.tasks.family import number_records
 from electra.tasks.registry import restore_family
 from electra.text.streams import replace_surrogates
 from electra.tokenizing.tokenizer import Tokenizer
-from electra.training.machine import Machine, prepare_machine
+from electra.training.machine import Machine, Precision, prepare_machine
 
 ANSWER_FORMATS = (".jsonl", ".tsv")
 
@@ -26,6 +27,8 @@ class Answers(NamedTuple):
     records: list[dict[str, Any]]
     num_cut: int
     """Records that were longer than the model's rows and were cut."""
+    blank: Collection[int] = ()
+    """Numbers, from 1, of the records without text, which have no answer (`describe_blank`)."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,7 @@ class FinetunedModel:
     machine: Machine
 
     def answer(self, records: Sequence[Any], progress: Tell = silent) -> Answers:
-        """Return the answers to records, which do not depend on the other records of the list.
-
-        On the machine of the fine-tuning, the answers to dev are bit for bit those of training.
-        """
+        """Return the answers to records, which do not depend on the other records of the list."""
         return self.answer_examples(self.parse(records), progress)
 
     def parse(self, records: Sequence[Any]) -> list[Any]:
@@ -56,27 +56,52 @@ class FinetunedModel:
     def answer_examples(self, examples: Sequence[Any], progress: Tell = silent) -> Answers:
         """Return the answers to parsed records, as `answer`."""
         family = self.network.family
-        if not examples:
-            return Answers([], 0)
-        rows = family.encode(examples, self.tokenizer, self.sequence_length)
+        asked = [each for each in examples if not family.is_blank(each)]
+        numbered = enumerate(examples, 1)
+        blank = {number: None for number, each in numbered if family.is_blank(each)}
+        if not asked:
+            return Answers(list(map(family.describe_blank, examples)), 0, blank)
+        rows = family.encode(asked, self.tokenizer, self.sequence_length)
         outputs = run_network(self.network, rows, self.machine.device, progress)
         for values in outputs.values():
             require_numbers(values)
-        return Answers(family.describe_answers(rows, outputs), rows.num_cut)
+        found = iter(family.describe_answers(rows, outputs))
+        records = [
+            family.describe_blank(each) if number in blank else next(found)
+            for number, each in enumerate(examples, 1)
+        ]
+        return Answers(records, rows.num_cut, blank)
 
 
-def load_model(finetuned: Finetuned, machine: Machine | None = None) -> FinetunedModel:
+def load_model(
+    finetuned: Finetuned, machine: Machine | None = None, *, precision: Precision = PRECISION
+) -> FinetunedModel:
     """Return a fine-tuned model ready to answer; its files are not read again.
 
-    Without a machine, device, precision and threads are those of the fine-tuning's settings; a
-    model that was trained on a CUDA device then answers on the CPU if there is none.
+    Without a machine, device and threads are those of the fine-tuning's settings; a model that was
+    trained on a CUDA device then answers on the CPU if there is none.
     """
     config = finetuned.config
     machine = machine or prepare_machine(
-        "cpu" if config.device == "cpu" else "auto", config.precision, config.threads
+        "cpu" if config.device == "cpu" else "auto", precision, config.threads
     )
     network = load_network(finetuned, restore_family(finetuned.facts), machine)
     return FinetunedModel(network, finetuned.tokenizer, config.sequence_length, machine)
+
+
+def keep_columns(rows: Sequence[Mapping[str, Any]], answers: Answers) -> Answers:
+    """Return the answers behind the columns of the input that they are the answers to.
+
+    A column that both have is refused, unless it is the input's, as that of an id.
+    """
+    names = dict.fromkeys(name for row in rows for name in row)
+    records = []
+    for row, answer in zip(rows, answers.records, strict=True):
+        for name in (name for name in answer if name in names):
+            is_one = str(row.get(name, answer[name])) == str(answer[name])
+            require(is_one, f"the answers have a column {name!r}, too; rename that of the input")
+        records.append({**{name: row.get(name) for name in names}, **answer})
+    return answers._replace(records=records)
 
 
 def write_answers(path: Path, answers: Answers) -> None:
@@ -89,20 +114,23 @@ def write_answers(path: Path, answers: Answers) -> None:
 
 def list_json(answers: Answers) -> list[str]:
     """Return each answer as a line of JSON."""
-    return [replace_surrogates(json.dumps(each, ensure_ascii=False)) for each in answers.records]
+    found = (json.dumps(each, ensure_ascii=False, default=str) for each in answers.records)
+    return list(map(replace_surrogates, found))
 
 
 def list_rows(answers: Answers) -> list[str]:
     """Return a header and the values of each answer, separated by tabs.
 
     Tabs and line breaks in a text become spaces. The texts of a list are separated by spaces, and
-    white space inside them becomes "_".
+    white space inside them becomes "_". What is missing is empty.
     """
     rows = [list(answers.records[0]), *(list(each.values()) for each in answers.records)]
     return [replace_surrogates("\t".join(map(_format_field, row))) for row in rows]
 
 
 def _format_field(value: Any) -> str:
+    if value is None:
+        return ""
     if isinstance(value, list):
-        return " ".join("_".join(text.split()) or "_" for text in value)
+        return " ".join("_".join(str(text).split()) or "_" for text in value)
     return "".join(" " if char in "\t\r\n" else char for char in str(value))

@@ -1,6 +1,6 @@
-"""A run in memory, asked for the pseudo-log-likelihoods (PLL) of sentences and of minimal pairs.
+"""A model in memory, asked for the pseudo-log-likelihoods (PLL) of sentences and of minimal pairs.
 
-What a run scores with is the network that it keeps:
+What a run scores with is the network that it keeps, and an export of it likewise:
 
 - Electric: minus the sum of the energies of the tokens, in one pass. Source: Clark et al. 2020,
   "Pre-Training Transformers as Energy-Based Cloze Models", section 4. The released code trains
@@ -18,6 +18,7 @@ Shape suffixes: B rows, L positions, V vocabulary.
 """
 
 import itertools
+import math
 import reprlib
 import statistics
 from collections.abc import Sequence
@@ -29,16 +30,16 @@ import torch
 import torch.nn.functional as F
 
 from electra.checkpoints.checkpoint import run_of
-from electra.checkpoints.folder import read_pretrained, read_run_config
+from electra.checkpoints.folder import is_huggingface, read_pretrained, read_run_config
 from electra.checkpoints.manifest import find_commit
 from electra.errors import count_of, require
 from electra.files import named, write_text
-from electra.inference.network import LoadedNetwork, load_network
+from electra.inference.network import PRECISION, LoadedNetwork, load_network
 from electra.model.heads import GeneratorHead
-from electra.model.masked_lm import log_likelihood
+from electra.model.likelihood import log_likelihood
 from electra.processes import Tell, silent
 from electra.text.tables import read_table
-from electra.training.machine import prepare_machine
+from electra.training.machine import Machine, Precision, prepare_machine
 
 BREAKS = str.maketrans("\t\r", "  ")
 Asked = Literal["kept", "generator", "corrector"]
@@ -50,7 +51,8 @@ class Score(NamedTuple):
     text: str
     num_tokens: int
     pll: float
-    """Sum over the tokens, nats. Electric's is up to a constant for each token."""
+    """Sum over the tokens, nats; of a blank sentence NaN. Electric's is up to a constant for each
+    token."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +69,17 @@ class Scorer:
 
     @torch.inference_mode()
     def score(self, sentences: Sequence[str], progress: Tell = silent) -> list[Score]:
-        """Return the score of each sentence, in order; refuse one without tokens, or too long."""
+        """Return the score of each sentence, in order; refuse one that is too long for a row.
+
+        A sentence of which the vocabulary leaves nothing is refused, too, unless it is blank.
+        """
         network = self.network
         encoded = network.tokenizer.encode_batch(list(sentences))
         for sentence, ids in zip(sentences, encoded, strict=True):
             require(
-                0 < len(ids) <= network.max_tokens,
+                0 < len(ids) <= network.max_tokens or not sentence.strip(),
                 f"the sentence {reprlib.repr(sentence)} has {count_of(len(ids), 'token')}; it must "
-                f"have 1 to {network.max_tokens}, as the run's rows",
+                f"have 1 to {network.max_tokens}, as the model's rows",
             )
         if not self.masks:
             ask = self._ask_softmax if self.predicts in ("tokens", "next") else self._ask
@@ -84,6 +89,7 @@ class Scorer:
             found = network.run(places, self._ask_masked, progress, lambda each: len(each[0]))
             log_probs = iter(found)
             plls = [sum(itertools.islice(log_probs, len(ids))) for ids in encoded]
+        plls = [pll if ids else math.nan for pll, ids in zip(plls, encoded, strict=True)]
         return list(map(Score, sentences, map(len, encoded), plls))
 
     def _ask(self, rows: list[list[int]]) -> list[float]:
@@ -129,8 +135,11 @@ class Pairs(NamedTuple):
 def read_pairs(path: Path) -> Pairs:
     """Return the pairs of a table as BLiMP's: sentence_good, sentence_bad and UID, the kind."""
     table = read_table(path)
-    columns = (table.column(name) for name in ("sentence_good", "sentence_bad", "UID"))
-    return Pairs(*columns)
+    pairs = Pairs(*map(table.column, ("sentence_good", "sentence_bad", "UID")))
+    for number, both in enumerate(zip(pairs.good, pairs.bad, strict=True)):
+        is_pair = all(map(str.strip, both))
+        require(is_pair, f"{table.place(number)}: a sentence is blank; a pair has two")
+    return pairs
 
 
 def compare_pairs(pairs: Pairs, scores: Sequence[Score]) -> dict[str, Any]:
@@ -153,33 +162,31 @@ def compare_pairs(pairs: Pairs, scores: Sequence[Score]) -> dict[str, Any]:
     return {"pairs": half, "ties": ties, "accuracy": accuracy, "kinds": kinds}
 
 
-def load_scorer(run: Path, network: Asked = "kept") -> Scorer:
-    """Return the scorer of a run or a checkpoint: the network that is kept, or another one.
+def load_scorer(folder: Path, network: Asked = "kept", precision: Precision = PRECISION) -> Scorer:
+    """Return the scorer of a run, a checkpoint or a Hugging Face folder, by one of its networks.
 
-    Device, precision and threads are those of the run's settings (`train`). A run that was trained
-    on a CUDA device is scored on the CPU if there is none.
+    Device and threads are those of the run's settings (`train`). A run that was trained on a CUDA
+    device is scored on the CPU if there is none.
     """
-    config, networks = read_run_config(run_of(run)), read_pretrained(run)
-    objective = config.method.objective
-    generator = networks.masked_lm if networks.generator else None
-    found = {"kept": networks.kept, "generator": generator, "corrector": networks.corrector}
+    model = read_pretrained(folder)
+    generator = model.masked_lm if model.generator else None
+    corrector = model.networks.get("corrector")
+    found = {"kept": model.kept, "generator": generator, "corrector": corrector}
     saved = found[network]
-    masks = saved is not None and saved is networks.masked_lm
-    can_score = saved and (masks or network == "corrector" or saved.predicts not in ("", "tokens"))
+    masks = saved is not None and saved is model.masked_lm
+    is_likelihood = saved is not None and saved.predicts not in ("", "tokens")
     require(
-        bool(can_score),
-        f"{run} was trained with method.objective={objective}, whose {network} network gives no "
-        "probabilities of tokens given all others",
+        masks or is_likelihood or (saved is not None and network == "corrector"),
+        f"{folder}: its {network} network is missing, or gives no probabilities of tokens given "
+        "all others",
     )
     assert saved
     assert saved.predicts
-    train = config.train
-    device: Literal["cpu", "auto"] = "cpu" if train.device == "cpu" else "auto"
-    machine = prepare_machine(device, train.precision, train.threads)
-    loaded = load_network(networks, saved, machine)
+    machine = _choose_machine(folder, precision)
+    loaded = load_network(model, saved, machine)
     origin = {
-        "run": named(run).name,
-        "step": networks.step,
+        "run": named(folder).name,
+        "step": model.step,
         "network": network,
         "predicts": saved.predicts,
         "device": machine.name,
@@ -188,7 +195,17 @@ def load_scorer(run: Path, network: Asked = "kept") -> Scorer:
     return Scorer(saved.predicts, loaded, masks, origin)
 
 
+def _choose_machine(folder: Path, precision: Precision) -> Machine:
+    if is_huggingface(folder):
+        return prepare_machine("auto", precision, 0)
+    train = read_run_config(run_of(folder)).train
+    return prepare_machine("cpu" if train.device == "cpu" else "auto", precision, train.threads)
+
+
 def write_scores(path: Path, scores: Sequence[Score]) -> None:
     """Write a table of the scores, all or none; tabs and carriage returns become spaces."""
-    lines = (f"{pll:.4f}\t{number}\t{text.translate(BREAKS)}\n" for text, number, pll in scores)
+    lines = (
+        f"{f'{pll:.4f}' if number else ''}\t{number}\t{text.translate(BREAKS)}\n"
+        for text, number, pll in scores
+    )
     write_text(path, "pll\ttokens\ttext\n" + "".join(lines))

@@ -17,13 +17,13 @@ from torch import nn
 from electra.checkpoints.folder import Finetuned, read_run_config
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
-from electra.checkpoints.names import Kind
 from electra.checkpoints.records import Begun, read_results
-from electra.config import EncoderConfig
 from electra.files import read_object
 from electra.interop.onnx import NUM_SHAPES, SUSPECTED, Agreements
 from electra.interop.sentence_transformers import Similarity
-from electra.model.heads import PairHead
+from electra.model.config import EncoderConfig
+from electra.model.heads import Kind
+from electra.model.task_heads import PairHead
 from electra.reports.glossary import summarise
 from electra.reports.rendering import to_markdown
 from electra.reports.runs import Run, finetuning_table, list_facts, read_finetuning

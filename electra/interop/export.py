@@ -31,29 +31,23 @@ from electra.checkpoints.names import (
     MODERNBERT,
     MODERNBERT_DECODER,
     NEXT_SENTENCE_FILE,
-    Kind,
     expand_classifier,
 )
-from electra.errors import require
+from electra.errors import UserError, require, tell_place
 from electra.files import new_folder, read_object, write_hashes, write_json, write_text
 from electra.interop.card import Facts, describe_finetuning, describe_run, write_card
 from electra.interop.gguf import GGUF_FILE, write_gguf
 from electra.interop.onnx import Agreements, Graph, list_inputs, write_onnx
 from electra.interop.sentence_transformers import Similarity, cut_layers, write_pooling
-from electra.model.heads import DiscriminatorHead, GeneratorHead
+from electra.model.config import EncoderConfig
+from electra.model.heads import DiscriminatorHead, GeneratorHead, Kind
+from electra.model.task_heads import ClassifierHead
 from electra.tasks.registry import restore_family
 from electra.tokenizing.formats import KNOWN_NAMES
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.version import __version__
 
 Form = Literal["huggingface", "bert", "gguf"]
-KINDS: dict[str, Kind] = {
-    "classification": "SequenceClassification",
-    "tagging": "TokenClassification",
-    "squad": "QuestionAnswering",
-    "choice": "MultipleChoice",
-}
-"""What a family of tasks answers."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +66,21 @@ class Outgoing:
     """Whether transformers' class of the kind has such a head."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The fields of config.json of a class with this head."""
-    labels: Sequence[str] = ()
-    """Of a classifier; the name of the number, of a regression."""
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the outputs of a classifier, or of a regression."""
+        return [*self.settings.get("id2label", {}).values()]
+
+    @property
+    def is_of_task(self) -> bool:
+        """Whether the head is that of a fine-tuning."""
+        return self.kind not in ("", "PreTraining", "MaskedLM", "CausalLM")
 
     @property
     def graph(self) -> Graph:
         """The whole network."""
-        is_number = self.kind == "SequenceClassification" and len(self.labels) == 1
+        is_number = self.settings.get("problem_type") == "regression"
         sizes, encoder = self.network.sizes, self.network.encoders[0]
         return Graph(sizes, encoder, self.kind, self.module, is_number=is_number)
 
@@ -174,8 +176,7 @@ def describe(network: SavedNetwork, tokenizer: Tokenizer, length: int, source: s
 
 def describe_finetuned(model: Finetuned) -> Outgoing:
     """Return a fine-tuned network as the class in transformers has it that has its layers."""
-    facts, config, sizes = model.facts, model.config, model.encoder
-    family, pooling, labels = facts["family"], config.pooling, facts.get("labels") or []
+    config, sizes = model.config, model.encoder
     require(
         not (config.features.layers or config.bilstm),
         f"{model.folder}: transformers has no class with a BiLSTM, and torch's exporter none over "
@@ -186,61 +187,60 @@ def describe_finetuned(model: Finetuned) -> Outgoing:
         f"{model.folder}: transformers has no class with an enhanced mask decoder; fine-tune the "
         "discriminator, or use electra predict",
     )
-    require(
-        family != "squad" or facts["head"] == "plain",
-        f"{model.folder}: transformers has no class with a {facts.get('head')} head, which "
-        "searches; fine-tune with --set squad.head=plain to export, or use electra predict",
-    )
-    head = dict(model.kept.head)
-    if facts.get("label_range"):  # the class gives numbers in the range of the labels
-        least, greatest = facts["label_range"]
-        head["dense.weight"] = head["dense.weight"] * (greatest - least)
-        head["dense.bias"] = head["dense.bias"] * (greatest - least) + least
-        labels = facts["columns"][-1:]
-    is_modern, is_electra = (sizes.architecture == each for each in ("modernbert", "electra"))
-    is_classifier = family in ("classification", "choice")
-    fits = "inner.dense.weight" in head if is_modern else pooling == "cls"
-    if is_electra and family == "classification":
-        fits = fits and len(labels) <= sizes.hidden_size // 2  # see `expand_classifier`
-    has_class = fits or not is_classifier
-    settings: dict[str, Any] = {}
-    if is_modern:
-        settings["classifier_dropout"] = 0.0 if family == "squad" else config.dropout_prob
-        if is_classifier:  # of a single text, and in multiple choice, segments is the mean
-            settings["classifier_pooling"] = "cls" if pooling == "cls" else "mean"
-    elif is_electra and family == "choice":
-        # The class has a summary layer before the linear one: the state of [CLS], unchanged.
-        settings = {
-            "summary_type": "first",
-            "summary_use_proj": False,
-            "summary_activation": "linear",  # no activation
-        }
-    if family in ("classification", "tagging"):
-        settings |= describe_labels(labels, is_of_rows=family == "classification")
-    module = restore_family(facts).build_head(sizes, config)
-    load_parameters(module, head)
+    family = restore_family(model.facts)
+    with tell_place(model.folder):
+        written = family.as_transformers(model.kept.head)
+    if written is None:
+        raise UserError(
+            f"{model.folder}: transformers has no class for the family {model.facts['family']!r}, "
+            "or its as_transformers does not name one; use electra predict"
+        )
+    kind, parameters, settings = written
+    module = family.build_head(sizes, config)
+    load_parameters(module, parameters)
     return Outgoing(
-        SavedNetwork("", sizes, model.kept.encoders, head),
-        KINDS[family],
+        SavedNetwork("", sizes, model.kept.encoders, parameters),
+        kind,
         module,
         model.tokenizer,
         config.sequence_length,
         f"{model.folder} at seed {model.seed}",
-        has_class,
-        settings if has_class else {},
-        labels,
+        _has_class(kind, module, sizes),
+        {**settings, **_describe_head(kind, module, sizes, config.dropout_prob)},
     )
 
 
-def describe_labels(labels: Sequence[str], *, is_of_rows: bool = True) -> dict[str, Any]:
-    """Return a classifier's fields of config.json; one label of rows is the name of a number."""
-    names = {
-        "id2label": {str(place): label for place, label in enumerate(labels)},
-        "label2id": {label: place for place, label in enumerate(labels)},
-        "num_labels": len(labels),  # text-embeddings-inference reads it of ModernBERT
-    }
-    kind = "regression" if len(labels) == 1 else "single_label_classification"
-    return {"problem_type": kind, **names} if is_of_rows else names
+def _has_class(kind: Kind, head: nn.Module, sizes: EncoderConfig) -> bool:
+    """Return whether transformers' class of a kind has the head of a task."""
+    if kind not in ("SequenceClassification", "MultipleChoice"):
+        return True
+    if not isinstance(head, ClassifierHead):
+        return False
+    if sizes.architecture == "modernbert":
+        return True
+    is_expanded = sizes.architecture == "electra" and kind == "SequenceClassification"
+    fits = not is_expanded or 2 * head.dense.out_features <= sizes.hidden_size
+    return head.pooling == "cls" and fits  # see `expand_classifier`
+
+
+def _describe_head(
+    kind: Kind, head: nn.Module, sizes: EncoderConfig, dropout_prob: float
+) -> dict[str, Any]:
+    """Return the fields of config.json with which an architecture's class computes a head."""
+    pooling = getattr(head, "pooling", "none")
+    if sizes.architecture == "modernbert":
+        settings: dict[str, Any] = {
+            "classifier_dropout": dropout_prob if hasattr(head, "dropout") else 0.0
+        }
+        return settings | ({} if pooling == "none" else {"classifier_pooling": pooling})
+    if sizes.architecture == "electra" and kind == "MultipleChoice":
+        # The class has a summary layer before the linear one: the state of [CLS], unchanged.
+        return {
+            "summary_type": "first",
+            "summary_use_proj": False,
+            "summary_activation": "linear",  # no activation
+        }
+    return {}
 
 
 def _choose_network(model: SavedModel) -> SavedNetwork:
@@ -251,7 +251,7 @@ def _choose_network(model: SavedModel) -> SavedNetwork:
     require(is_one, f"{model.folder}: architectures must name one class, not {names!r}")
     name = names[0]
     if name.endswith("ForPreTraining") or DISCRIMINATOR_FILE in model.files:
-        return model.network("replaced")
+        return model.kept if model.kept.predicts == "energy" else model.network("replaced")
     if name.endswith("ForMaskedLM"):  # beside which a generator may lie
         return model.kept if model.kept.predicts == "tokens" else model.network("tokens")
     if name.endswith("ForCausalLM") and model.kept.predicts == "next":
@@ -277,8 +277,11 @@ def convert(
     if sizes.causal and architecture is MODERNBERT and kind in ("", "CausalLM"):
         architecture = MODERNBERT_DECODER
     name = architecture.class_name(kind)
-    config = architecture.write_config(sizes, name, outgoing.tokenizer) | dict(outgoing.settings)
+    config = architecture.write_config(sizes, name, outgoing.tokenizer)
+    config |= outgoing.settings if outgoing.has_class else {}
     config["sequence_length"] = outgoing.length
+    if outgoing.network.predicts == "energy":  # the class is that of a discriminator
+        config["predicts"] = "energy"
     has_head = kind in architecture.heads
     require(
         has_head or kind in ("", "PreTraining"),
@@ -324,7 +327,7 @@ def _write_form(folder: Path, outgoing: Outgoing, form: Form) -> str:
         return write_gguf(folder / GGUF_FILE, outgoing.network, outgoing.tokenizer, outgoing.length)
     tokenizer, length = outgoing.tokenizer, outgoing.length
     has_segments = "token_type_ids" in list_inputs(outgoing.network.sizes, outgoing.module)
-    tokenizer.write(folder, length, has_segments, is_literal=outgoing.kind in KINDS.values())
+    tokenizer.write(folder, length, has_segments, is_literal=outgoing.is_of_task)
     names = zip(KNOWN_NAMES, tokenizer.special_tokens, strict=True)
     write_json(folder / "special_tokens_map.json", {f"{role}_token": each for role, each in names})
     return write_network(folder, outgoing, form)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from electra.checkpoints.folder import SavedNetwork
 from electra.checkpoints.names import ARCHITECTURES
-from electra.config import EncoderConfig
 from electra.errors import import_extra, require
+from electra.model.config import EncoderConfig
 from electra.tokenizing.tokenizer import Tokenizer
 
 GGUF_FILE = "model.gguf"

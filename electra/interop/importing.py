@@ -22,11 +22,11 @@ from torch import Tensor
 from electra.checkpoints.checkpoint import Weights
 from electra.checkpoints.folder import TOKENS, SavedModel, SavedNetwork, find_networks, read_length
 from electra.checkpoints.names import ARCHITECTURES, DEBERTA, ELECTRA, count_layers
-from electra.config import EncoderConfig
 from electra.errors import require, tell_place
 from electra.files import new_folder
 from electra.interop.export import describe, write_plain
 from electra.interop.weights import Source, read_source
+from electra.model.config import EncoderConfig
 from electra.tokenizing.agreement import require_agreement
 from electra.tokenizing.tokenizer import Tokenizer
 

@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from electra.checkpoints.checkpoint import load_parameters
-from electra.checkpoints.names import Kind
-from electra.config import EncoderConfig
 from electra.errors import import_extra, require
 from electra.model.batch import pad_rows
+from electra.model.config import EncoderConfig
 from electra.model.encoder import Encoder
-from electra.model.heads import ClassifierHead, GeneratorHead, PairHead, SpanHead
+from electra.model.heads import GeneratorHead, Kind
+from electra.model.task_heads import ClassifierHead, PairHead, SpanHead
 from electra.tokenizing.tokenizer import Tokenizer
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from torch import nn
 
-from electra.config import EncoderConfig, PretrainConfig
-from electra.method.masking import count_slots, crop_length
+from electra.method.masking import count_slots
 from electra.method.objective import Objective
+from electra.model.config import EncoderConfig
 from electra.model.heads import GeneratorHead
 
 FORWARD_AND_BACKWARD = 3
@@ -58,7 +58,7 @@ def count_parts(objective: Objective, length: int) -> list[Part]:
     for role, network in objective.networks.items():
         passes = FORWARD_AND_BACKWARD * network.trained + network.run - network.trained
         counts: dict[str, float] = {}
-        lengths = [length, crop_length(length)] if network.crops else [length]
+        lengths = [length] if network.crop_length is None else [length, network.crop_length(length)]
         for encoder, each in product(network.encoders, lengths):
             for name, flops in encoder.count_flops(each, network.first_layer).items():
                 counts[name] = counts.get(name, 0) + flops * each / length
@@ -93,21 +93,29 @@ def count_stages(objective: Objective, length: int) -> tuple[float, float]:
     return counts[0], counts[1]
 
 
-def count_run(objective: Objective, config: PretrainConfig) -> dict[str, float]:
-    """Return the operations of a whole run: "true" and "paper"."""
-    train, length = config.train, config.examples.sequence_length
-    true = count_true(objective, length) * train.steps * train.batch_size * length
-    return {"true": true, "paper": count_as_the_paper(objective, config)}
+def count_run(
+    objective: Objective, length: int, batch_size: int, num_steps: int
+) -> dict[str, float]:
+    """Return the operations of a run: "true" and "paper".
+
+    Args:
+        objective: The networks.
+        length: Row length, tokens.
+        batch_size: Rows per step.
+        num_steps: Steps of the run.
+    """
+    true = count_true(objective, length) * num_steps * batch_size * length
+    return {"true": true, "paper": count_as_the_paper(objective, length, batch_size, num_steps)}
 
 
-def count_as_the_paper(objective: Objective, config: PretrainConfig) -> float:
-    """Return the paper's count of a whole run."""
-    total, length = 0.0, config.examples.sequence_length
+def count_as_the_paper(objective: Objective, length: int, batch_size: int, num_steps: int) -> float:
+    """Return the paper's count of a run; arguments as for `count_run`."""
+    total = 0.0
     for network in objective.networks.values():
         if network.at == "first":
             continue  # the script leaves next-sentence prediction out
-        batch_size, share = config.train.batch_size, (network.run + network.trained) / 2
-        steps = config.train.steps * share  # a pass backward costs as much as one forward
+        share = (network.run + network.trained) / 2
+        steps = num_steps * share  # a pass backward costs as much as one forward
         for encoder in network.encoders:
             total += count_training(
                 encoder.config,
@@ -120,8 +128,8 @@ def count_as_the_paper(objective: Objective, config: PretrainConfig) -> float:
                 predicted=(OUTPUT_FRACTION if network.at == "chosen" else 1.0)
                 / len(network.encoders),
             )
-            if network.crops:
-                sizes, each = encoder.config, crop_length(length)
+            if network.crop_length is not None:
+                sizes, each = encoder.config, network.crop_length(length)
                 total += count_training(sizes, each, batch_size, steps, predicted=0.0)
     return total
 

@@ -9,15 +9,16 @@ Shape suffixes: B rows, L positions, S slots for masked positions in a row, V vo
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from electra.config import MethodConfig
+from electra.method.config import MethodConfig
 from electra.model.batch import Batch, count_real, find_real
-from electra.model.masked_lm import FixedDistribution, MaskedLM, Prediction, loss_and_sample
+from electra.model.masked_lm import FixedDistribution, MaskedLM
+from electra.model.softmax import Prediction, loss_and_sample
 
 SPAN_WORDS = 3.8
 """Mean span length, words. SpanBERT clips its geometric lengths at 10; here they are not clipped.
@@ -197,19 +198,31 @@ class Masking(nn.Module):
         """Return what `choose` returns, with the uniform numbers that a generator draws."""
         return self.choose(batch, self.draw_uniform(batch, rng))
 
+    def draw_rows(self, batch: Batch, seeds: Sequence[int]) -> tuple[Draw, Counts]:
+        """Return what `draw` returns, but that each row has the random numbers of its own seed."""
+        shapes, rng = self._shapes(1, batch.input_ids_BL.shape[1]), torch.Generator()
+        sizes = [math.prod(shape) for shape in shapes]
+        rows = [torch.rand(sum(sizes), generator=rng.manual_seed(seed)) for seed in seeds]
+        parts = zip(*(row.split(sizes) for row in rows), strict=True)
+        uniform = [
+            torch.cat([each.view(shape) for each in part], dim=shape.index(1)).flatten()
+            for part, shape in zip(parts, shapes, strict=True)
+        ]
+        return self.choose(batch, torch.cat(uniform).to(batch.input_ids_BL.device))
+
     def draw_uniform(self, batch: Batch, rng: torch.Generator) -> Tensor:
         """Return the uniform numbers of a step in [0, 1), those that `choose` reads.
 
         All random numbers are drawn at once, so that the rest of a draw can be compiled.
         """
-        num_numbers = sum(math.prod(shape) for shape in self._shapes(batch))
+        num_numbers = sum(math.prod(shape) for shape in self._shapes(*batch.input_ids_BL.shape))
         device = batch.input_ids_BL.device
         return torch.rand(num_numbers, generator=rng, device=device)
 
     def choose(self, batch: Batch, uniform: Tensor) -> tuple[Draw, Counts]:
         """Return masked positions and uniform numbers of all rows of a step, and their counts."""
         real_BL, maskable_BL = find_real(batch), self.find_maskable(batch)
-        shapes = self._shapes(batch)
+        shapes = self._shapes(*batch.input_ids_BL.shape)
         parts = uniform.split([math.prod(shape) for shape in shapes])
         views = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
         crop_B = views.pop() if self.crops else None
@@ -233,9 +246,8 @@ class Masking(nn.Module):
         draw = Draw(index_BS, chosen_BS, shown_BS, random_BS, sample_BS, crop_B)
         return draw, self.count(batch, draw)
 
-    def _shapes(self, batch: Batch) -> list[tuple[int, ...]]:
+    def _shapes(self, B: int, L: int) -> list[tuple[int, ...]]:
         """Return the shapes of uniform numbers: of spans if masked, positions, slots, crops."""
-        B, L = batch.input_ids_BL.shape
         S = count_slots(self.config.mask_prob, L, self.config.mode)
         of_spans = [(B, L)] if self.config.mask_unit == "span" else []
         of_slots = (3 + self.num_others, B, S)
@@ -293,29 +305,6 @@ class Masking(nn.Module):
         times_BL = zeros_BL.scatter_add(1, draw.index_BS, draw.chosen_BS.long())
         sum_BL = zeros_BL.scatter_add(1, draw.index_BS, sampled_BS * draw.chosen_BS)
         return torch.where(times_BL > 0, sum_BL // times_BL.clamp(min=1), input_ids_BL)
-
-
-def crop_length(length: int) -> int:
-    """Return the length of the crop of a row: a tenth of what [CLS] and [SEP] enclose is cut."""
-    return length - (length - 2) // 10
-
-
-def crop(batch: Batch, uniform_B: Tensor) -> Batch:
-    """Return [CLS], a run of nine tenths of the tokens between, and the last [SEP] of each row.
-
-    The run begins at a place that the uniform numbers choose; what is cut is before and behind it.
-
-    Source: COCO-LM (Meng et al. 2021), span_dataset.py of its released code, which cuts [CLS] and
-    [SEP] as any token.
-    """
-    place_C = torch.arange(crop_length(batch.input_ids_BL.shape[1]), device=uniform_B.device)
-    num_real_B1 = find_real(batch).sum(dim=1, keepdim=True)
-    cut_B1 = (num_real_B1 - 2) // 10
-    before_B1 = torch.minimum((uniform_B[:, None] * (cut_B1 + 1)).long(), cut_B1)
-    is_inside_BC = place_C < num_real_B1 - cut_B1 - 1
-    index_BC = (place_C + torch.where(is_inside_BC, before_B1, cut_B1)) * (place_C > 0)
-    rows = batch._replace(is_next_B=None)
-    return rows.each(lambda tensor: tensor.gather(1, index_BC))
 
 
 def predict_masked(

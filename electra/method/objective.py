@@ -7,6 +7,7 @@ Shape suffixes: B rows, L positions, V vocabulary.
 """
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from typing import Literal, NamedTuple
@@ -14,13 +15,14 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from electra.config import EncoderConfig, PretrainConfig
+from electra.method.config import GeneratorConfig, MethodConfig
 from electra.method.masking import Counts, Draw, Masking, Means, Vocabulary
 from electra.model.batch import Batch
-from electra.model.encoder import Embeddings, Encoder, Layer
-from electra.model.heads import DiscriminatorHead, GeneratorHead, NextSentenceHead, SelectionHead
-from electra.model.masked_lm import FixedDistribution, MaskedLM, TwoTowers
-from electra.model.modernbert import TokenEmbeddings
+from electra.model.config import EncoderConfig
+from electra.model.encoder import Encoder
+from electra.model.heads import GeneratorHead
+from electra.model.masked_lm import FixedDistribution, MaskedLM
+from electra.model.parts import EmbeddingBlock, TransformerLayer
 
 
 class Judgement(NamedTuple):
@@ -56,7 +58,7 @@ class Network(NamedTuple):
 
     encoders: tuple[Encoder, ...]
     """One encoder, or the two towers of Electric's noise distribution."""
-    head: GeneratorHead | DiscriminatorHead | SelectionHead | NextSentenceHead
+    head: nn.Module
     predicts: Literal["tokens", "next", "replaced", "energy", ""]
     """Output of the head at a position: logits of the token there or of the next one, the logit of
     a replaced token, or an energy; empty: something that nobody asks for after pre-training."""
@@ -68,8 +70,8 @@ class Network(NamedTuple):
     """Share of the run's steps that run the network's forward pass."""
     first_layer: int = 0
     """Number of the layers before its own, which another network of the objective has computed."""
-    crops: bool = False
-    """Whether its encoder also reads a crop of each row, without the head."""
+    crop_length: Callable[[int], int] | None = None
+    """Length of the crop of a row that its encoder reads as well, without the head; None: none."""
 
 
 class Objective(nn.Module):
@@ -95,7 +97,7 @@ class Objective(nn.Module):
 
     def __init__(self, parts: "Parts"):
         super().__init__()
-        self.masking = Masking(parts.config.method, parts.vocabulary)
+        self.masking = Masking(parts.method, parts.vocabulary)
 
     @property
     def networks(self) -> dict[str, Network]:
@@ -180,19 +182,31 @@ class Parts:
     """Builds the networks of an objective, not yet initialised.
 
     Args:
-        config: Sizes, sharing and kind of generator.
+        model: Sizes of the encoder that pre-training returns.
+        generator_settings: Kind and size of the generator.
+        method: Sharing, weights of the losses.
         vocabulary: Special ids and size of the vocabulary.
         compute_dtype: Dtype of activations and matrix products.
         frequencies_V: Number of occurrences of each token in the corpus. Only the unigram generator
             needs the frequencies.
         layer: Class of the encoders' layers; None: the plain one of the architecture.
+        num_steps: Steps of the run, in which the generator's temperature falls.
+        recompute_activations: As in `Encoder`.
+        next_sentence: Whether rows are for next-sentence prediction.
+        starts_trained: Whether the run begins with trained weights (train.init_from).
     """
 
-    config: PretrainConfig
+    model: EncoderConfig
+    generator_settings: GeneratorConfig
+    method: MethodConfig
     vocabulary: Vocabulary
     compute_dtype: torch.dtype = torch.float32
     frequencies_V: Tensor | None = None
-    layer: type[Layer] | None = None
+    layer: type[TransformerLayer] | None = None
+    num_steps: int = 1
+    recompute_activations: bool = False
+    next_sentence: bool = False
+    starts_trained: bool = False
 
     def encoder(self, sizes: EncoderConfig, shared: Encoder | None = None) -> Encoder:
         """Return an encoder.
@@ -201,53 +215,45 @@ class Parts:
             sizes: Sizes of the encoder.
             shared: Encoder to share parameters with, as `method.sharing` says; None: share nothing.
         """
-        sharing = self.config.method.sharing
+        sharing = self.method.sharing
         if shared is not None and sharing == "all":
             return shared
         embeddings = shared.embeddings if shared is not None and sharing == "embeddings" else None
-        encoder = self._new_encoder(sizes, embeddings)
+        encoder = self.new_encoder(sizes, embeddings)
         if shared is not None and sharing == "gdes":
             shared.embeddings.tokens.base = (encoder.embeddings.tokens,)
         return encoder
 
-    def beside(self, kept: Encoder) -> Encoder:
-        """Return an encoder that has a last layer of its own, and shares all else with another."""
-        encoder = self._new_encoder(kept.config, kept.embeddings)
-        encoder.share_layers(kept, kept.config.num_hidden_layers - 1)
-        return encoder
-
-    def _new_encoder(
-        self, sizes: EncoderConfig, embeddings: Embeddings | TokenEmbeddings | None
-    ) -> Encoder:
+    def new_encoder(self, sizes: EncoderConfig, embeddings: EmbeddingBlock | None) -> Encoder:
+        """Return an encoder on an embedding block; None: on a new one."""
         return Encoder(
             sizes,
             layer=self.layer,
             embeddings=embeddings,
             compute_dtype=self.compute_dtype,
-            recompute_activations=self.config.train.recompute_activations,
+            recompute_activations=self.recompute_activations,
         )
 
     def masked_lm(self) -> MaskedLM:
         """Return a masked language model of the size of the encoder that pre-training returns."""
-        sizes = self.config.model
+        sizes = self.model
         return MaskedLM(self.encoder(sizes), GeneratorHead(sizes))
 
     def generator(self, kept: Encoder) -> MaskedLM | FixedDistribution:
         """Return the generator, which shares parameters with `kept` as `method.sharing` says."""
-        config = self.config.generator
+        config = self.generator_settings
         if config.kind == "uniform":
             probs_V = torch.ones(self.vocabulary.size)
             return FixedDistribution(probs_V, disallow_correct=config.disallow_correct)
         if config.kind == "unigram":
             assert self.frequencies_V is not None
             return FixedDistribution(self.frequencies_V, disallow_correct=config.disallow_correct)
-        sizes = config.encoder(self.config.model)
-        num_steps = self.config.optimizer.planned_steps or self.config.train.steps
+        sizes = config.encoder(self.model)
         generator = MaskedLM(
             self.encoder(sizes, shared=kept),
             GeneratorHead(sizes),
             temperature=config.temperature,
-            decay_steps=config.temperature_decay * num_steps,
+            decay_steps=config.temperature_decay * self.num_steps,
             disallow_correct=config.disallow_correct,
         )
         if config.shared_layers:
@@ -255,13 +261,6 @@ class Parts:
         if config.kind == "frozen":
             generator.freeze()
         return generator
-
-    def two_towers(self, kept: Encoder) -> TwoTowers:
-        """Return Electric's noise distribution: two towers, each of the generator's size."""
-        sizes = self.config.generator.encoder(self.config.model)
-        before = self.encoder(sizes, shared=kept)
-        after = self._new_encoder(sizes, before.embeddings)
-        return TwoTowers(before, after, GeneratorHead(sizes, num_towers=2))
 
 
 def learns(generator: MaskedLM | FixedDistribution) -> bool:

@@ -44,10 +44,10 @@ class ReplacedTokenDetection(Objective):
     def __init__(self, parts: Parts):
         super().__init__(parts)
         # Registered first: checkpoints save the shared embedding block under the first name.
-        self.discriminator = parts.encoder(parts.config.model)
-        self.discriminator_head = DiscriminatorHead(parts.config.model)
+        self.discriminator = parts.encoder(parts.model)
+        self.discriminator_head = DiscriminatorHead(parts.model)
         self.generator = parts.generator(self.discriminator)
-        self.loss_weights = {"disc_loss": parts.config.method.disc_weight}
+        self.loss_weights = {"disc_loss": parts.method.disc_weight}
         if learns(self.generator):
             self.loss_weights = {"mlm_loss": 1.0, **self.loss_weights}
 

@@ -21,9 +21,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from electra.config import EncoderConfig
+from electra.model.config import EncoderConfig
 from electra.model.electra import PostNormLayer, SelfAttention
-from electra.model.parts import Dropout, DropoutMasks, LayerNorm, Sight
+from electra.model.parts import Body, Dropout, DropoutMasks, LayerNorm, Sight, TokenEmbeddings
 
 
 class RelativePlaces(NamedTuple):
@@ -155,3 +155,12 @@ class DisentangledLayer(PostNormLayer):
         rows_T = find_rows(self.config, length)
         by_distance = 4 * self.output.out_features * (rows_T[-1] - rows_T[0] + 1).item()
         return {**super().count_flops(length), "attention, scores by distance": by_distance}
+
+
+BODY = Body(
+    TokenEmbeddings,
+    RelativePositions,
+    DisentangledLayer,
+    "disentangled:FusedDisentangledLayer",
+    False,
+)

@@ -13,10 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from electra.config import EncoderConfig
+from electra.model.config import EncoderConfig
 from electra.model.parts import (
+    Body,
     Dropout,
     DropoutMasks,
+    EmbeddingBlock,
     LayerNorm,
     Linear,
     Sight,
@@ -27,7 +29,7 @@ from electra.model.parts import (
 )
 
 
-class Embeddings(nn.Module):
+class Embeddings(EmbeddingBlock):
     """Token, position and segment embeddings, added and normalised: ids (B, L) to (B, L, E)."""
 
     def __init__(self, config: EncoderConfig):
@@ -139,3 +141,6 @@ class PostNormLayer(TransformerLayer):
             "attention, scores and sums": 4 * size * length,
             "feed-forward": 4 * size * inner_size,
         }
+
+
+BODY = Body(Embeddings, AttentionMask, PostNormLayer, "post_norm:FusedPostNormLayer", False)

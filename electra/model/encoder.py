@@ -13,52 +13,44 @@ Source: google-research/electra model/modeling.py; of the others see their files
 """
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple, cast
+from importlib import import_module
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from electra.config import EncoderConfig
 from electra.errors import UserError, require
-from electra.model.deberta import DisentangledLayer, RelativePlaces, RelativePositions
-from electra.model.electra import AttentionMask, Embeddings, PostNormLayer
-from electra.model.fused import FusedDisentangledLayer, FusedPostNormLayer, FusedPreNormLayer
-from electra.model.modernbert import Places, PreNormLayer, RotaryPlaces, TokenEmbeddings, make_norm
-from electra.model.parts import Dropout, DropoutMasks, Linear, Sees, Sight
-
-Layer = PostNormLayer | PreNormLayer
-Where = list[Tensor | None] | list[Places] | list[RelativePlaces]
-"""What each layer needs to know of the positions."""
-
-
-class Body(NamedTuple):
-    """The parts of an architecture."""
-
-    embeddings: type[Embeddings] | type[TokenEmbeddings]
-    places: type[AttentionMask] | type[RotaryPlaces] | type[RelativePositions]
-    """Makes what each layer needs to know of the positions of a batch."""
-    layer: type[Layer]
-    """The definition, which can be hooked and adapted."""
-    fused: type[Layer]
-    """The same, faster on a CPU."""
-    ends_with_norm: bool
-    """Whether a norm follows the last layer."""
-
+from electra.model.config import EncoderConfig
+from electra.model.parts import (
+    Body,
+    Dropout,
+    DropoutMasks,
+    EmbeddingBlock,
+    Linear,
+    Sees,
+    Sight,
+    TransformerLayer,
+    make_norm,
+)
 
 BODIES = {
-    "electra": Body(Embeddings, AttentionMask, PostNormLayer, FusedPostNormLayer, False),
-    "modernbert": Body(TokenEmbeddings, RotaryPlaces, PreNormLayer, FusedPreNormLayer, True),
-    "deberta-v2": Body(
-        TokenEmbeddings, RelativePositions, DisentangledLayer, FusedDisentangledLayer, False
-    ),
+    "electra": "electra.model.electra",
+    "modernbert": "electra.model.modernbert",
+    "deberta-v2": "electra.model.deberta",
 }
-"""By `model.architecture`."""
+"""Module of each `model.architecture`, imported when an encoder has it: its `BODY`."""
+
+
+def find_body(architecture: str) -> Body:
+    """Return the parts of an architecture."""
+    body: Body = import_module(BODIES[architecture]).BODY
+    return body
 
 
 def find_layers(model: nn.Module) -> list[nn.Module]:
     """Return the layers of all encoders below a model, each once."""
-    return [part for part in model.modules() if isinstance(part, Layer)]
+    return [part for part in model.modules() if isinstance(part, TransformerLayer)]
 
 
 class Encoder(nn.Module):
@@ -81,13 +73,13 @@ class Encoder(nn.Module):
         self,
         config: EncoderConfig,
         *,
-        layer: type[Layer] | None = None,
-        embeddings: Embeddings | TokenEmbeddings | None = None,
+        layer: type[TransformerLayer] | None = None,
+        embeddings: EmbeddingBlock | None = None,
         compute_dtype: torch.dtype = torch.float32,
         recompute_activations: bool = False,
     ):
         super().__init__()
-        body = BODIES[config.architecture]
+        body = find_body(config.architecture)
         self.config = config
         self.layer = layer or body.layer
         self.compute_dtype = compute_dtype
@@ -111,6 +103,11 @@ class Encoder(nn.Module):
         )
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.has_dropout = config.hidden_dropout_prob + config.attention_probs_dropout_prob > 0
+
+    @property
+    def without_initialiser(self) -> list[nn.Module]:
+        """Maps for which the released code names no initialiser."""
+        return [] if self.embeddings_project is None else [self.embeddings_project]
 
     def forward(
         self,
@@ -152,11 +149,7 @@ class Encoder(nn.Module):
             self.layers[number] = other.layers[number]
 
     def _run_layer(
-        self,
-        number: int,
-        x_BLH: Tensor,
-        where: Tensor | Places | RelativePlaces | None,
-        masks: DropoutMasks | None,
+        self, number: int, x_BLH: Tensor, where: Any, masks: DropoutMasks | None
     ) -> Tensor:
         """Return the hidden states (B, L, H) after a layer; after the last one, those to return."""
 
@@ -189,10 +182,10 @@ class Encoder(nn.Module):
         if self.embeddings_project is not None and not first_layer:
             parts["embeddings, projection"] = 2 * self.embeddings_project.weight.numel()
         for layer in list(self.layers)[first_layer:]:
-            for name, flops in cast(Layer, layer).count_flops(length).items():
+            for name, flops in cast(TransformerLayer, layer).count_flops(length).items():
                 parts[name] = parts.get(name, 0) + flops
         if self.position_embeddings is not None:  # the last layer again, and its queries apart
-            for name, flops in cast(Layer, self.layers[-1]).count_flops(length).items():
+            for name, flops in cast(TransformerLayer, self.layers[-1]).count_flops(length).items():
                 parts[name] += flops
             parts["attention, projections"] += 12 * self.config.hidden_size**2
         return parts
@@ -202,13 +195,18 @@ class Encoder(nn.Module):
         input_ids_BL: Tensor,
         attention_mask_BL: Tensor | None = None,
         document_ids_BL: Tensor | None = None,
-    ) -> Where:
+    ) -> list[Any]:
         """Return what each layer needs to know of the positions; arguments as in `forward`."""
         length, device, dtype = input_ids_BL.shape[1], input_ids_BL.device, self.compute_dtype
-        found: Where = self.places(
+        found: list[Any] = self.places(
             Sight(length, device, dtype, attention_mask_BL, document_ids_BL, self.sees)
         )
         return found
+
+    @torch.no_grad()
+    def embed(self, input_ids_BL: Tensor) -> Tensor:
+        """Return what the first layer reads (B, L, H), for rows of one segment; no gradients."""
+        return self._begin(input_ids_BL, None)[0]
 
     @torch.no_grad()
     def layer_states(
@@ -249,7 +247,7 @@ def choose_layers(
     device: torch.device,
     *,
     is_plain: bool,
-) -> type[Layer]:
+) -> type[TransformerLayer]:
     """Return the class of the encoders' layers; "auto" is the fastest class.
 
     Args:
@@ -277,5 +275,9 @@ def choose_layers(
     place = "a compiled step or a divided model" if is_plain else f"device {device.type}"
     if setting == "fused" and not can_fuse:
         raise UserError(f"layers fused: they are for a CPU, not for {place}; use plain or auto")
-    body = BODIES[architecture]
-    return body.fused if can_fuse and setting != "plain" else body.layer
+    body = find_body(architecture)
+    if not can_fuse or setting == "plain":
+        return body.layer
+    module, _, name = body.fused.partition(":")
+    fused: type[TransformerLayer] = getattr(import_module(f"electra.model.fused.{module}"), name)
+    return fused

@@ -19,11 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from electra.model.electra import PostNormLayer
-from electra.model.encoder import Embeddings, Encoder
-from electra.model.heads import BeamSpanHead, DiscriminatorHead, SpanHead
-from electra.model.modernbert import PreNormLayer
-from electra.model.parts import Linear
+from electra.model.electra import Embeddings, PostNormLayer
+from electra.model.encoder import Encoder
+from electra.model.parts import TransformerLayer
 
 SHARPNESS = 16.0
 """Expected score of the neighbour that a head looks at after `look_at_neighbours`, nats. The scores
@@ -72,10 +70,8 @@ def init_weights(module: nn.Module, std: float, rng: torch.Generator) -> None:
                 bound = part.hidden_size**-0.5
                 nn.init.uniform_(weight, -bound, bound, generator=rng)
     for part in module.modules():
-        # Source: transformers' ModernBertPreTrainedModel, after Megatron-LM.
-        if isinstance(part, PreNormLayer):
-            for linear in (part.attention.output, part.output):
-                linear.weight.div_(math.sqrt(2 * part.num_layers))
+        if isinstance(part, TransformerLayer):
+            part.scale_outputs()
 
 
 def _draw_truncated_normal(weight: Tensor, std: float, rng: torch.Generator) -> None:
@@ -94,14 +90,8 @@ def draw_glorot(module: nn.Module, rng: torch.Generator) -> None:
     of question answering below `module`.
     """
     for part in module.modules():
-        if isinstance(part, Encoder) and part.embeddings_project is not None:
-            nn.init.xavier_uniform_(part.embeddings_project.weight, generator=rng)
-        if isinstance(part, DiscriminatorHead):
-            nn.init.xavier_uniform_(part.dense_prediction.weight, generator=rng)
-        if isinstance(part, SpanHead | BeamSpanHead):
-            for layer in part.modules():
-                if isinstance(layer, Linear):
-                    nn.init.xavier_uniform_(layer.weight, generator=rng)
+        for layer in getattr(part, "without_initialiser", ()):
+            nn.init.xavier_uniform_(layer.weight, generator=rng)
 
 
 @torch.no_grad()

@@ -24,36 +24,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from electra.config import EncoderConfig
+from electra.model.config import EncoderConfig
 from electra.model.electra import SelfAttention
 from electra.model.parts import (
+    Body,
     Dropout,
     DropoutMasks,
-    LayerNorm,
     Linear,
     Sight,
-    TokenTable,
+    TokenEmbeddings,
     TransformerLayer,
     attend,
+    make_norm,
 )
-
-
-def make_norm(config: EncoderConfig) -> LayerNorm:
-    """Return a layer norm of the hidden size, with a bias if the config has it."""
-    return LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.has_norm_bias)
-
-
-class TokenEmbeddings(nn.Module):
-    """Token embeddings, normalised: ids (B, L) to (B, L, H). Positions are the layers' business."""
-
-    def __init__(self, config: EncoderConfig):
-        super().__init__()
-        self.tokens = TokenTable(config.vocab_size, config.hidden_size)
-        self.norm = make_norm(config)
-
-    def forward(self, input_ids_BL: Tensor, token_type_ids_BL: Tensor | None = None) -> Tensor:
-        """Return the embeddings (B, L, H), float32; there are no segments."""
-        return self.norm(self.tokens(input_ids_BL))
 
 
 class Places(NamedTuple):
@@ -215,6 +198,15 @@ class PreNormLayer(TransformerLayer):
         inner_BLF, gate_BLF = self.intermediate_and_gate(self.feed_forward_norm(x_BLH)).chunk(2, -1)
         return x_BLH + self.output(self.dropout(F.gelu(inner_BLF) * gate_BLF, masks))
 
+    @torch.no_grad()
+    def scale_outputs(self) -> None:
+        """Divide what writes to the hidden states by sqrt(2 num_hidden_layers).
+
+        Source: transformers' ModernBertPreTrainedModel, after Megatron-LM.
+        """
+        for linear in (self.attention.output, self.output):
+            linear.weight.div_(math.sqrt(2 * self.num_layers))
+
     def count_flops(self, length: int) -> dict[str, float]:
         """Return the operations per position of the forward pass on rows of `length`, by part."""
         size, inner_size = self.output.out_features, self.output.in_features
@@ -228,3 +220,6 @@ class PreNormLayer(TransformerLayer):
             name: 4 * size * num_keys,
             "feed-forward": 6 * size * inner_size,
         }
+
+
+BODY = Body(TokenEmbeddings, RotaryPlaces, PreNormLayer, "pre_norm:FusedPreNormLayer", True)

@@ -8,14 +8,14 @@ masks from a pool, which cost next to nothing.
 Shape suffixes: B rows of the batch, L positions, N heads.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from electra.config import EncoderConfig
+from electra.model.config import EncoderConfig
 
 SPREAD = 1 << 16
 """Number of places in a pool at which a mask may begin."""
@@ -144,6 +144,30 @@ class Dropout(nn.Module):
         return x if kept is None else x * kept * self.scale
 
 
+class EmbeddingBlock(nn.Module):
+    """Embeddings of a body: ids (B, L) and segments to (B, L, E), float32."""
+
+    tokens: TokenTable
+
+
+def make_norm(config: EncoderConfig) -> LayerNorm:
+    """Return a layer norm of the hidden size, with a bias if the config has it."""
+    return LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.has_norm_bias)
+
+
+class TokenEmbeddings(EmbeddingBlock):
+    """Token embeddings, normalised: ids (B, L) to (B, L, H). Positions are the layers' business."""
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__()
+        self.tokens = TokenTable(config.vocab_size, config.hidden_size)
+        self.norm = make_norm(config)
+
+    def forward(self, input_ids_BL: Tensor, token_type_ids_BL: Tensor | None = None) -> Tensor:
+        """Return the embeddings (B, L, H), float32; there are no segments."""
+        return self.norm(self.tokens(input_ids_BL))
+
+
 class TransformerLayer(nn.Module):
     """A layer of an encoder: its definition, or another form of the same parameters."""
 
@@ -154,6 +178,27 @@ class TransformerLayer(nn.Module):
         The encoder draws the masks before the first layer and hands them to every layer.
         """
         return ()
+
+    def count_flops(self, length: int) -> dict[str, float]:
+        """Return the operations per position of the forward pass on rows of `length`, by part."""
+        raise NotImplementedError
+
+    def scale_outputs(self) -> None:
+        """Scale weights just drawn, where the architecture asks for it."""
+
+
+class Body(NamedTuple):
+    """The parts of an architecture."""
+
+    embeddings: Callable[[EncoderConfig], EmbeddingBlock]
+    places: Callable[[EncoderConfig], nn.Module]
+    """Maps a `Sight` to what each layer needs to know of the positions, a list."""
+    layer: type[TransformerLayer]
+    """The definition, which can be hooked and adapted."""
+    fused: str
+    """Module and class below model/fused/: the same, faster on a CPU."""
+    ends_with_norm: bool
+    """Whether a norm follows the last layer."""
 
 
 class Sight(NamedTuple):

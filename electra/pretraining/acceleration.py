@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from electra.config import PretrainConfig, TrainConfig
 from electra.errors import UserError
 from electra.files import cache_folder
 from electra.method.measures import tally
@@ -29,6 +28,7 @@ from electra.model.batch import Batch, find_real
 from electra.model.encoder import Encoder, find_layers
 from electra.model.parts import Linear
 from electra.pretraining.step import Outcome, Step
+from electra.training.config import PretrainConfig, TrainConfig
 from electra.training.distributed import count_parts, from_rank_0, shard
 from electra.training.machine import Machine
 

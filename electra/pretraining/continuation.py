@@ -8,19 +8,21 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from electra.assignments import differences, flatten, override, to_dict
 from electra.checkpoints.checkpoint import find_checkpoint, list_checkpoints, run_of, step_of
 from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
 from electra.checkpoints.records import RunResults
-from electra.config import NOT_SIZES, SIZES_OF_GENERATOR, PretrainConfig
 from electra.errors import UserError, command, require
 from electra.files import copy_folder, new_folder, read_object, write_json, write_text
+from electra.method.config import SIZES_OF_GENERATOR
+from electra.model.config import NOT_SIZES
 from electra.pretraining.acceleration import Ranking, recorded_ranking
 from electra.pretraining.evaluation import DOMAINS_FILE
-from electra.settings import differences, flatten, override, to_dict
 from electra.shards.store import open_shards
 from electra.tokenizing.tokenizer import Tokenizer
+from electra.training.config import PretrainConfig
 
 MAY_CHANGE = frozenset(
     f"train.{name}"
@@ -98,7 +100,9 @@ def settle(
         kept |= {"generator.hidden_size", "generator.num_hidden_layers"}
     if given is not None:
         kept |= _fitted_when_begun(wanted).difference(given)
-    changed = [name for name in after if after[name] != before[name] and name not in kept]
+    changed = [
+        name for name in before | after if after.get(name) != before.get(name) and name not in kept
+    ]
     # Of method.generator_steps 0 is half of the steps; what counts is below.
     free = {*MAY_CHANGE, "method.generator_steps"}
     if begun.train.also_evaluate and wanted.train.also_evaluate:
@@ -109,7 +113,9 @@ def settle(
         raise UserError(f"{run} cools down at its end; make the run longer that it branches from")
     if refused or wanted.train.steps < begun.train.steps:
         named = refused or ["train.steps"]
-        differs = ", ".join(f"{name}={before[name]}, not {after[name]}" for name in named[:5])
+        differs = ", ".join(
+            f"{name}={before.get(name)}, not {after.get(name)}" for name in named[:5]
+        )
         more = f", and {len(named) - 5} more differ" if len(named) > 5 else ""
         why = "the run would be neither the one nor the other"
         if not refused:

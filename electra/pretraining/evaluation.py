@@ -1,7 +1,7 @@
 """Evaluation on held-out rows during pre-training: measures, sample rows, losses by domain.
 
-Masked positions and uniform numbers are the same in every evaluation, and do not depend on the size
-of the micro-batches.
+Masked positions and uniform numbers of a row are the same in every evaluation. They are a function
+of its place among the held-out rows alone, so runs of any train.batch_size are measured alike.
 
 Losses by domain say whether continued pre-training makes a model worse. The discriminator is judged
 on held-out rows whose replaced tokens stay the same throughout the run. The loss on the generator's
@@ -12,7 +12,7 @@ tokens are replaced once, before the discriminator's first step, and kept in the
 """
 
 from collections.abc import Iterator
-from itertools import islice, starmap
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from electra.checkpoints.checkpoint import load_parameters, read_tensors, write_tensors
 from electra.checkpoints.folder import read_pretrained
-from electra.config import PretrainConfig
 from electra.errors import require
 from electra.files import new_file
 from electra.method.masking import Counts, Draw, predict_masked
@@ -37,6 +36,7 @@ from electra.pretraining.step import Step
 from electra.shards.examples import Examples, permute
 from electra.shards.store import Shards, open_shards
 from electra.tokenizing.tokenizer import Tokenizer
+from electra.training.config import PretrainConfig
 from electra.training.optimizer import step_seed
 
 NUM_SAMPLES = 8
@@ -47,70 +47,67 @@ Domains = dict[str, Shards]
 continued."""
 
 
-def heldout_batches(shards: Shards, config: PretrainConfig) -> list[Batch]:
+def heldout_rows(shards: Shards, config: PretrainConfig) -> Batch | None:
     """Return the held-out rows of an evaluation, the same rows in every call.
 
-    The list is empty if `train.evaluate_rows` is 0.
+    None if `train.evaluate_rows` is 0.
     """
     if config.train.evaluate_rows == 0:
-        return []
+        return None
     examples = Examples(shards.heldout, shards.tokenizer, config.examples, seed=0)
     count = min(len(examples), config.train.evaluate_rows)
     size = config.train.batch_size
     if config.method.contrasts and count > size:  # its loss depends on the number of rows
         count -= count % size
-    rows = permute(torch.arange(count).numpy(), len(examples), seed=0, epoch=0)
-    return [examples.rows(rows[start : start + size]) for start in range(0, count, size)]
+    return examples.rows(permute(torch.arange(count).numpy(), len(examples), seed=0, epoch=0))
 
 
 @torch.no_grad()
-def evaluate(model: Objective, batches: list[Batch], micro_batch_size: int) -> dict[str, Any]:
-    """Return the measures on batches of held-out rows, without dropout."""
+def evaluate(model: Objective, heldout: Batch, micro_batch_size: int) -> dict[str, Any]:
+    """Return the measures on held-out rows, without dropout."""
     model.eval()
     measures = Measures(model.loss_weights)
-    for number, batch in enumerate(batches):
-        for parts in split_heldout(model, batch, number, micro_batch_size):
-            measures.add(model(*parts))
+    for parts in split_heldout(model, heldout, micro_batch_size):
+        measures.add(model(*parts))
     model.train()
     return measures.record()
 
 
 def split_heldout(
-    model: Objective, batch: Batch, number: int, micro_batch_size: int
+    model: Objective, heldout: Batch, micro_batch_size: int
 ) -> Iterator[tuple[Batch, Draw, Counts]]:
-    """Yield a held-out batch's micro-batches, with their draw and the counts of the batch."""
+    """Yield the micro-batches of held-out rows, each with its draw and its counts."""
     device = next(model.parameters()).device
-    rng = torch.Generator(device).manual_seed(step_seed(0, "heldout", number))
-    batch = batch.to(device)
-    draw, counts = model.masking.draw(batch, rng)
-    for first in range(0, len(batch.input_ids_BL), micro_batch_size):
+    seeds = [step_seed(0, "heldout", row) for row in range(len(heldout.input_ids_BL))]
+    for first in range(0, len(seeds), micro_batch_size):
         rows = slice(first, first + micro_batch_size)
-        yield batch.rows(rows), draw.rows(rows), counts
+        batch = heldout.rows(rows).to(device)
+        yield batch, *model.masking.draw_rows(batch, seeds[rows])
 
 
 @torch.no_grad()
 def view_rows(
-    model: Objective, batch: Batch, tokenizer: Tokenizer, micro_batch_size: int
+    model: Objective, heldout: Batch, tokenizer: Tokenizer, micro_batch_size: int
 ) -> list[list[dict[str, Any]]]:
-    """Return the first NUM_SAMPLES rows of the first held-out batch, token by token.
+    """Return the first NUM_SAMPLES held-out rows, token by token.
 
     A token is a dict of token, original, is_replaced and prob_replaced. The list is empty if the
     objective has no discriminator.
     """
     model.eval()
-    parts = split_heldout(model, batch, 0, micro_batch_size)
-    enough = islice(starmap(model, parts), -(-NUM_SAMPLES // micro_batch_size))
+    first = heldout.rows(slice(0, NUM_SAMPLES))
+    enough = starmap(model, split_heldout(model, first, micro_batch_size))
     judgements = [output.judgement for output in enough if output.judgement]
     rows: list[list[dict[str, Any]]] = []
     if not judgements:
         return rows
     judgement = Judgement(*map(torch.cat, zip(*judgements, strict=True)))
-    real_BL = find_real(batch)
-    for row in range(min(NUM_SAMPLES, len(judgement.logits_BL))):
+    real_BL = find_real(first)
+    for row in range(len(judgement.logits_BL)):
         length = int(real_BL[row].sum())
         columns = zip(
             tokenizer.tokens(judgement.corrupt_ids_BL[row, :length].tolist()),
-            tokenizer.tokens(batch.input_ids_BL[row, :length].tolist()),
+            tokenizer.tokens(first.input_ids_BL[row, :length].tolist()),
             judgement.is_replaced_BL[row, :length].tolist(),
             judgement.logits_BL[row, :length].sigmoid().tolist(),
             strict=True,
@@ -140,53 +137,52 @@ def open_domains(shards: Shards, config: PretrainConfig, *, verify: bool) -> Dom
 
 
 class DomainLosses:
-    """Measures a continued run on the `heldout_batches` of each of its domains."""
+    """Measures a continued run on the `heldout_rows` of each of its domains."""
 
-    def __init__(self, run: Path, batches: dict[str, list[Batch]], step: Step, first_step: int):
-        self.path, self.batches, self.step = run / DOMAINS_FILE, batches, step
+    def __init__(self, run: Path, heldout: dict[str, Batch], step: Step, first_step: int):
+        self.path, self.heldout, self.step = run / DOMAINS_FILE, heldout, step
         train = step.config.train
         self.first = 0 if train.evaluate_with else step.config.second_stage
         self.corrupt_ids: dict[str, Tensor] = {}
-        if batches and first_step >= self.first and self.path.exists():
+        if heldout and first_step >= self.first and self.path.exists():
             self.corrupt_ids = dict(read_tensors(self.path))
 
     def measure(self, done: int) -> dict[str, Any]:
         """Return the measures of each domain; names begin with new_ and old_.
 
-        For replaced token detection these are disc_loss, constant_disc_loss and disc_auc on fixed
-        rows, from the step on at which the tokens are replaced. For other objectives it is the
-        objective's loss on the old text, old_loss.
+        For replaced token detection these are the discriminator's measures on fixed rows, from the
+        step on at which the tokens are replaced. For other objectives it is the objective's loss on
+        the old text, old_loss.
         """
-        model, old = self.step.model, self.batches.get("old")
+        model, old = self.step.model, self.heldout.get("old")
         if not isinstance(model, ReplacedTokenDetection):
             return {"old_loss": evaluate(model, old, self.step.micro_rows)["loss"]} if old else {}
-        if not self.batches or done < self.first:
+        if not self.heldout or done < self.first:
             return {}
         if not self.corrupt_ids:
             self.corrupt_ids = self._replace_tokens(model)
             with new_file(self.path) as incomplete:
                 write_tensors(incomplete, self.corrupt_ids)
-        found: dict[str, Any] = {}
-        for name in self.batches:
-            record = self._judge(name, model)
-            for measure in ("disc_loss", "constant_disc_loss", "disc_auc"):
-                found[f"{name}_{measure}"] = record[measure]
-        return found
+        return {
+            f"{name}_{measure}": value
+            for name in self.heldout
+            for measure, value in self._judge(name, model).items()
+            if measure != "loss"
+        }
 
     @torch.no_grad()
     def _replace_tokens(self, model: ReplacedTokenDetection) -> dict[str, Tensor]:
-        """Return the corrupted ids of each held-out batch, int32, as "domain/number"."""
+        """Return the corrupted ids of the held-out rows of each domain, int32."""
         model.eval()
         generator, masking = self._find_generator(model), model.masking
         found = {}
-        for name, batches in self.batches.items():
-            for number, batch in enumerate(batches):
-                parts = []
-                for rows, draw, counts in split_heldout(model, batch, number, self.step.micro_rows):
-                    prediction, _ = predict_masked(generator, masking, rows, draw, counts)
-                    ids_BL = masking.corrupt(rows.input_ids_BL, draw, prediction.sampled)
-                    parts.append(ids_BL.to("cpu", torch.int32))
-                found[f"{name}/{number}"] = torch.cat(parts)
+        for name, heldout in self.heldout.items():
+            parts = []
+            for rows, draw, counts in split_heldout(model, heldout, self.step.micro_rows):
+                prediction, _ = predict_masked(generator, masking, rows, draw, counts)
+                ids_BL = masking.corrupt(rows.input_ids_BL, draw, prediction.sampled)
+                parts.append(ids_BL.to("cpu", torch.int32))
+            found[name] = torch.cat(parts)
         model.train()
         return found
 
@@ -195,14 +191,13 @@ class DomainLosses:
         """Return the discriminator's measures on the fixed rows of a domain."""
         model.eval()
         measures, size = Measures({"disc_loss": 1.0}), self.step.micro_rows
-        for number, batch in enumerate(self.batches[name]):
-            parts = self.corrupt_ids[f"{name}/{number}"].split(size)
-            for ids_BL, (rows, draw, counts) in zip(
-                parts, split_heldout(model, batch, number, size), strict=True
-            ):
-                corrupt_BL = ids_BL.to(rows.input_ids_BL.device, torch.int64)
-                loss, judgement = model.judge(corrupt_BL, rows, draw, counts)
-                measures.add(Output(loss, measure_judgement(judgement), judgement))
+        micro_batches = split_heldout(model, self.heldout[name], size)
+        for ids_BL, (rows, draw, counts) in zip(
+            self.corrupt_ids[name].split(size), micro_batches, strict=True
+        ):
+            corrupt_BL = ids_BL.to(rows.input_ids_BL.device, torch.int64)
+            loss, judgement = model.judge(corrupt_BL, rows, draw, counts)
+            measures.add(Output(loss, measure_judgement(judgement), judgement))
         model.train()
         return measures.record()
 

@@ -8,29 +8,25 @@ trained alone for `generator.warmup_steps` (`Objective.rest_until`).
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from itertools import cycle
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from electra.checkpoints.checkpoint import load_parameters
+from electra.checkpoints.checkpoint import load_parameters, read_header
 from electra.checkpoints.folder import SavedModel, SavedNetwork, read_pretrained
-from electra.config import (
-    ALONE,
-    NOT_SIZES,
-    SIZES_OF_GENERATOR,
-    EncoderConfig,
-    GeneratorConfig,
-    PretrainConfig,
-)
 from electra.errors import UserError, require
+from electra.method.config import ALONE, SIZES_OF_GENERATOR, GeneratorConfig
 from electra.method.objective import Network, Objective
+from electra.model.config import NOT_SIZES, EncoderConfig
 from electra.model.heads import GeneratorHead, NextSentenceHead
 from electra.shards.store import Shards
 from electra.tokenizing.tokenizer import Tokenizer
+from electra.training.config import PretrainConfig
 
 Origin = Literal["init_from", "folder", "layers", "new"]
 """Where a generator's first weights come from."""
@@ -231,39 +227,149 @@ def _require_shareable(
     )
 
 
-def describe_parts(model: Objective, config: PretrainConfig, start: SavedModel) -> dict[str, str]:
-    """Return the origin of the first weights of each network and each head, for manifests."""
-    parts, described = dict[str, str](), set[nn.Parameter]()
+class Beginning(NamedTuple):
+    """The first weights of one network of an objective."""
+
+    origin: str
+    """An Origin, or the kind of a generator that does not learn."""
+    saved: SavedNetwork | None = None
+    """The network whose encoders' weights are taken; None: they are new, or loaded elsewhere."""
+    head: Mapping[str, Tensor] = {}
+    """Parameters of the head; empty: the head is new, or does not learn."""
+
+    @property
+    def head_origin(self) -> str:
+        """The origin of the head."""
+        return self.origin if self.head or not self.saved else "new"
+
+
+def find_beginnings(
+    model: Objective, config: PretrainConfig, start: SavedModel
+) -> dict[str, Beginning]:
+    """Return what each network of an objective begins with, by role."""
+    found = {}
     for role, network in model.networks.items():
         is_kept = model.kept in network.encoders
         if role == "generator" and config.generator.kind != "network":
-            parts |= dict.fromkeys((role, f"{role} head"), config.generator.kind)
+            found[role] = Beginning(config.generator.kind)
         elif role == "generator":
             origin = find_origin(config, start)
             assert origin is not None
-            parts[role] = "init_from" if is_kept else origin  # method.sharing=all
-            parts[f"{role} head"] = "new" if origin == "layers" else origin
+            if origin in ("init_from", "folder"):
+                saved = find_generator(config, start)[0]
+                found[role] = Beginning(origin, saved, saved.head)
+            else:
+                found[role] = Beginning(origin, start.kept if origin == "layers" else None)
         elif is_kept:
-            parts[role] = "init_from"
-            parts[f"{role} head"] = "init_from" if _find_head(network, start) else "new"
+            found[role] = Beginning("init_from", start.kept, _find_head(role, network, start))
         else:  # an end beside the network that is kept
-            parts |= {role: "layers", f"{role} head": "new"}
-        for part in (*network.encoders, network.head):
-            described.update(part.parameters())
-    for name, module in model.named_children():  # such as the copy head of all_tokens_mlm
+            saved = start.networks.get(role, start.kept)
+            is_own = saved is not start.kept and _fits(network.head, saved.head)
+            found[role] = (
+                Beginning("init_from", saved, saved.head)
+                if is_own
+                else Beginning("layers", start.kept)
+            )
+    return found
+
+
+def _find_head(role: str, network: Network, start: SavedModel) -> Mapping[str, Tensor]:
+    """Return the parameters that a head on the kept encoder begins with; empty: it is new.
+
+    A head fits the encoder whose states it was trained on. That encoder may be saved twice: an
+    imported masked language model is the folder's encoder, and its generator.
+    """
+    if isinstance(network.head, NextSentenceHead):
+        return start.kept.next_sentence
+    own, generator = start.networks.get(role), start.generator
+    for saved in filter(None, (own, start.kept, generator, *start.networks.values())):
+        is_asked = saved.predicts == network.predicts if network.predicts else saved is own
+        if is_asked and _fits(network.head, saved.head) and _reads(saved, start.kept):
+            return saved.head
+    return {}
+
+
+def _fits(module: nn.Module, tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether tensors have the names and shapes of a module's parameters."""
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    return shapes == {name: read_header(tensors, name).shape for name in tensors}
+
+
+def _reads(network: SavedNetwork, kept: SavedNetwork) -> bool:
+    """Return whether a network's encoder is the kept one, weight by weight."""
+    (ours,), theirs = kept.encoders, network.encoders
+    return network is kept or (
+        len(theirs) == 1
+        and ours.keys() == theirs[0].keys()
+        and all(torch.equal(tensor, theirs[0][name]) for name, tensor in ours.items())
+    )
+
+
+def _find_modules(
+    model: Objective, start: SavedModel
+) -> Iterator[tuple[str, nn.Module, Mapping[str, Tensor]]]:
+    """Yield name, module and first weights of what is in no network, as all_tokens_mlm's copy head.
+
+    They are those of a run with the same objective; else they are empty, and the module is new.
+    """
+    described = {
+        parameter
+        for network in model.networks.values()
+        for part in (*network.encoders, network.head)
+        for parameter in part.parameters()
+    }
+    for name, module in model.named_children():
         if not described.issuperset(module.parameters()):
-            parts[name.replace("_", " ")] = "new"
+            taken = {
+                key.removeprefix(f"{name}."): tensor
+                for key, tensor in start.modules.items()
+                if key.startswith(f"{name}.")
+            }
+            yield name, module, taken if _fits(module, taken) else {}
+
+
+def describe_parts(model: Objective, config: PretrainConfig, start: SavedModel) -> dict[str, str]:
+    """Return the origin of the first weights of each network and each head, for manifests."""
+    parts = dict[str, str]()
+    for role, found in find_beginnings(model, config, start).items():
+        is_kept = model.kept in model.networks[role].encoders  # with method.sharing=all
+        parts[role] = "init_from" if is_kept else found.origin
+        parts[f"{role} head"] = found.head_origin
+    for name, _, taken in _find_modules(model, start):
+        parts[name.replace("_", " ")] = "init_from" if taken else "new"
     return parts
 
 
-def _find_head(network: Network, start: SavedModel) -> Mapping[str, Tensor]:
-    """Return the parameters that a head on the kept encoder begins with; empty: it is new."""
-    kept = start.kept
-    if isinstance(network.head, NextSentenceHead):
-        return kept.next_sentence
-    if network.predicts == "tokens" and network.first_layer:  # beside a discriminator
-        return start.corrector.head if start.corrector else {}
-    return kept.head if network.predicts == kept.predicts else {}
+def tell_parts(model: Objective, config: PretrainConfig, start: SavedModel) -> str:
+    """Return one line: which networks and heads are old, which are new, which are not used."""
+    origins = {
+        "init_from": f"from {config.train.init_from}",
+        "folder": f"from {config.generator.start_folder}",
+        "frozen": f"from {config.generator.frozen_run}",
+        "layers": "from the encoder's lower layers",
+    }
+    by_origin = dict[str, list[str]]()
+    for part, origin in describe_parts(model, config, start).items():
+        by_origin.setdefault(origins.get(origin, origin), []).append(part)
+    told = [f"{', '.join(parts)} ({origin})" for origin, parts in by_origin.items()]
+    if unused := _find_unused(model, config, start):
+        told.append(f"not used: {', '.join(unused)}")
+    return f"first weights: {'; '.join(told)}"
+
+
+def _find_unused(model: Objective, config: PretrainConfig, start: SavedModel) -> list[str]:
+    """Return the heads, with the networks below them, that a run does not begin with."""
+    kept, generator = start.kept, start.generator
+    heads = {f"head that predicts {kept.predicts}": kept.head, "next_sentence": kept.next_sentence}
+    heads |= {"generator": generator.head} if generator else {}
+    heads |= {role: saved.head for role, saved in start.networks.items()}
+    known = [found.head for found in find_beginnings(model, config, start).values()]
+    unused = []
+    for name, head in heads.items():
+        if head and not any(head is each for each in known):
+            known.append(head)
+            unused.append(name.replace("_", " "))
+    return unused
 
 
 @torch.no_grad()
@@ -278,24 +384,23 @@ def load_start(
     num_tokens = len(frequencies_V)
     frequencies_V = F.pad(frequencies_V, (0, config.model.vocab_size - num_tokens), value=1)
     model.set_constant_predictions(frequencies_V.to(next(model.parameters()).device))
-    parts = describe_parts(model, config, start)
-    for role, network in model.networks.items():
-        if role != "generator" and model.kept in network.encoders:
-            load_parameters(model.kept, start.kept.encoders[0])
-            if parts[f"{role} head"] == "init_from":
-                load_parameters(network.head, _find_head(network, start))
-        elif parts[f"{role} head"] in ("init_from", "folder"):
-            load_network(network, find_generator(config, start)[0])
-        elif parts[role] == "layers":
-            for encoder in network.encoders:  # with fewer layers, of the same names
-                new = {
-                    name: each
-                    for name, each in encoder.named_parameters()
-                    if name.startswith("position_embeddings.")
-                }
-                load_parameters(encoder, {**new, **start.kept.encoders[0]})
+    for role, found in find_beginnings(model, config, start).items():
+        network = model.networks[role]
+        saved = found.saved.encoders if found.saved else ()
+        for encoder, tensors in zip(network.encoders, cycle(saved), strict=False):
+            new = {
+                name: each
+                for name, each in encoder.named_parameters()
+                if name.startswith("position_embeddings.")
+            }
+            load_parameters(encoder, {**new, **tensors})  # of the same names, with fewer layers
+        if found.head:
+            load_parameters(network.head, found.head)
         if isinstance(network.head, GeneratorHead):
             network.head.bias[num_tokens:] = NEVER
+    for _, module, taken in _find_modules(model, start):
+        if taken:
+            load_parameters(module, taken)
     model.kept.embeddings.tokens.subtract_base()
 
 

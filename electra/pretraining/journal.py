@@ -18,24 +18,18 @@ from typing import Any, NamedTuple
 import torch
 from torch.profiler import profile, schedule
 
+from electra.assignments import to_dict
 from electra.checkpoints.checkpoint import STATE, Saver, State, describe_networks, write_checkpoint
 from electra.checkpoints.manifest import amend_session, begin_session
 from electra.checkpoints.metrics import MetricsLog, Tracker, read_metrics
-from electra.config import PretrainConfig, TrainConfig
 from electra.files import read_object, write_json
 from electra.method.flops import count_run, count_stages
-from electra.pretraining.evaluation import (
-    DomainLosses,
-    Domains,
-    evaluate,
-    heldout_batches,
-    view_rows,
-)
+from electra.pretraining.evaluation import DomainLosses, Domains, evaluate, heldout_rows, view_rows
 from electra.pretraining.guard import ACCEPTED, NOT_FINITE, REASONS
 from electra.pretraining.step import Outcome, Step
-from electra.settings import to_dict
 from electra.shards.examples import Examples
 from electra.shards.store import Shards
+from electra.training.config import PretrainConfig, TrainConfig
 from electra.training.distributed import gather_over_ranks, sum_over_ranks
 
 PROFILED_STEPS = 3
@@ -110,6 +104,11 @@ class Window:
         """Totals up to the last record; only the journal knows the number of records."""
         clock = self.clock
         return Totals(clock.step, clock.tokens, clock.seconds, self.num_skipped)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the run up to the last step; waits for the device."""
+        return self.clock.tokens + int(self.num_real)
 
     def add(self, outcome: Outcome) -> None:
         """Add the outcome of the next step."""
@@ -240,7 +239,10 @@ class Alarms:
         self.num_bad = {"discriminator": 0, "generator": 0, "loss": 0, "speed": 0}
         self.before: dict[str, float] = {}
         """First loss of each domain of a continued run."""
-        self.is_worse = {"new": False, "old": False}
+        self.raised: list[str] = []
+        """Alarms of the last held-out record."""
+        self.is_worse = {"new": "", "old": ""}
+        """The alarm of each domain at the last held-out record; empty: there is none."""
 
     def read(self, record: Mapping[str, Any]) -> list[str]:
         """Return the alarms that a training record raises."""
@@ -299,15 +301,20 @@ class Alarms:
             before = self.before.setdefault(domain, loss)
             learnt = constant - before
             lost = (loss - before) / learnt if learnt > 0 else 0.0
-            self.is_worse[domain] = is_worse = lost > LOST_SHARE
-            if is_worse and not was_worse:
-                raised.append(
-                    f"on the {domain} text the discriminator's loss is {loss:.4f}, and was "
-                    f"{before:.4f} before its first step: {lost:.0%} of what it had learnt there "
-                    "is lost; a lower optimizer.learning_rate, more generator.warmup_steps, or old "
-                    "text among the new may help"
-                )
+            self.is_worse[domain] = (
+                f"on the {domain} text the discriminator's loss is {loss:.4f}, and was "
+                f"{before:.4f} before its first step: {lost:.0%} of what it had learnt there "
+                "is lost; a lower optimizer.learning_rate, more generator.warmup_steps, or old "
+                "text among the new may help"
+            ) * (lost > LOST_SHARE)
+            if self.is_worse[domain] and not was_worse:
+                raised.append(self.is_worse[domain])
+        self.raised = raised
         return raised
+
+    def read_end(self) -> list[str]:
+        """Return the alarms of a continued run that last at its end, and were raised before."""
+        return [text for text in self.is_worse.values() if text and text not in self.raised]
 
 
 class Journal:
@@ -343,14 +350,12 @@ class Journal:
             processes=machine.num_ranks,
             peak_flops_per_second=peak,
             step=step.describe(),
-            flops=count_run(self.model, self.config),
+            flops=count_run(self.model, *self.config.amount),
         )
-        self.heldout = heldout_batches(shards, self.config)
-        batches = {
-            name: self.heldout if each is shards else heldout_batches(each, self.config)
-            for name, each in domains.items()
-        }
-        self.domains = DomainLosses(run, batches, step, first_step)
+        self.heldout = heldout_rows(shards, self.config)
+        heldout = {name: heldout_rows(each, self.config) for name, each in domains.items()}
+        by_domain = {name: rows for name, rows in heldout.items() if rows is not None}
+        self.domains = DomainLosses(run, by_domain, step, first_step)
         self.alarms = Alarms(self.config)
         name, settings = self.config.train.tracker, to_dict(self.config)
         tracker = None if name == "none" else Tracker(name, run, settings)
@@ -363,8 +368,11 @@ class Journal:
                 "checkpoint",
                 stacklevel=2,
             )
+        self.before: dict[str, Any] = {}
+        """The first held-out value of each measure of a continued run."""
         for record in read_metrics(run / "metrics.jsonl") if domains else ():
             self.alarms.read_heldout(record)
+            self.before = record | self.before if record["part"] == "heldout" else self.before
         self.saver = Saver(run)
         stack.enter_context(closing(self.log))
         stack.push(self.saver)
@@ -398,16 +406,13 @@ class Journal:
         self, done: int, means: dict[str, Any], skipped: Sequence[Skipped], learning_rate: float
     ) -> None:
         """Write the record of a window, its alarms, and the rows of its skipped steps."""
-        size, length = self.config.train.batch_size, self.config.examples.sequence_length
-        epochs = self.examples.epochs(done * size)
-        second = self.config.second_stage
-        now = self.flops_per_token[done > second]
-        flops = sum(map(mul, self.flops_per_token, (min(done, second), max(0, done - second))))
+        epochs = self.examples.epochs(done * self.config.train.batch_size)
+        now = self.flops_per_token[done > self.config.second_stage]
         record = {
             "part": "train",
             "step": done,
             **means,
-            "flops": flops * size * length,
+            "flops": self._count_flops(done),
             "mfu": now * means["tokens_per_second"] / self.peak,
             "learning_rate": learning_rate,
             **{f"epochs of {name}": passes for name, passes in epochs.items()},
@@ -415,6 +420,12 @@ class Journal:
         self._write(record, self.alarms.read)
         for each in skipped:
             self._write_skipped(each)
+
+    def _count_flops(self, done: int) -> float:
+        """Return the true operations of the run up to a step."""
+        second, config = self.config.second_stage, self.config
+        flops = sum(map(mul, self.flops_per_token, (min(done, second), max(0, done - second))))
+        return flops * config.train.batch_size * config.examples.sequence_length
 
     def _write_skipped(self, skipped: Skipped) -> None:
         """Write the rows of a skipped step to `<run>/skipped/step-N.json`."""
@@ -443,27 +454,39 @@ class Journal:
         """Wait until the checkpoint is written, or raise the OSError that prevented it."""
         self.saver.finish()
 
-    def evaluate(self, done: int) -> None:
-        """Evaluate on held-out rows, and write the record."""
-        measures = evaluate(self.model, self.heldout, self.step.micro_rows)
-        record = {"part": "heldout", "step": done, **measures, **self.domains.measure(done)}
+    def evaluate(self, done: int, tokens: int) -> None:
+        """Evaluate on held-out rows after so many steps and tokens, and write the record."""
+        assert self.heldout is not None
+        record = {
+            "part": "heldout",
+            "step": done,
+            "tokens": tokens,
+            "flops": self._count_flops(done),
+            **evaluate(self.model, self.heldout, self.step.micro_rows),
+            **self.domains.measure(done),
+        }
+        if self.domains.heldout:
+            self.before = record | self.before
         self._write(record, self.alarms.read_heldout)
 
     def write_results(self, totals: Totals) -> dict[str, Any]:
         """Write samples.json and results.json, and return the contents of the latter."""
-        samples = self.heldout and view_rows(
-            self.model, self.heldout[0], self.tokenizer, self.step.micro_rows
-        )
-        if samples:
-            write_json(self.run / "samples.json", samples)
+        if self.heldout is not None:
+            rows = self.step.micro_rows
+            samples = view_rows(self.model, self.heldout, self.tokenizer, rows)
+            if samples:
+                write_json(self.run / "samples.json", samples)
         results = {
             "steps": totals.step,
             "tokens": totals.tokens,
             "seconds": totals.seconds,
-            "flops": count_run(self.model, self.config),
+            "flops": count_run(self.model, *self.config.amount),
             "heldout": self.log.last.get("heldout"),
+            "before": self.before or None,
         }
         write_json(self.run / "results.json", results)
+        for text in self.alarms.read_end():
+            self.show({"part": "alarm", "step": totals.step, "text": text})
         return results
 
 

@@ -9,11 +9,9 @@ import dataclasses
 import gc
 import math
 import time
-import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -23,54 +21,18 @@ from electra.checkpoints.checkpoint import (
     list_checkpoints,
     load_state,
     read_state,
-    run_of,
     set_damaged_aside,
 )
-from electra.checkpoints.folder import SavedModel, read_pretrained, read_run_config
-from electra.checkpoints.manifest import LOCK, read_manifest
-from electra.checkpoints.metrics import import_tracker
-from electra.config import PretrainConfig, TrainConfig, longest_warmup, require_schedule
-from electra.errors import UserError, command, require
-from electra.files import hold, new_folder, write_json
+from electra.errors import UserError
 from electra.method.objective import Objective
 from electra.model.batch import Batch
-from electra.pretraining.acceleration import prepare_step
-from electra.pretraining.continuation import read_run, write_branch
-from electra.pretraining.evaluation import Domains, open_domains
 from electra.pretraining.guard import MAX_IN_A_ROW
-from electra.pretraining.init_from import (
-    describe_start,
-    describe_weights,
-    fit_to_start,
-    load_network,
-    load_start,
-    require_vocabulary,
-)
 from electra.pretraining.journal import Journal, Show, SilentJournal, Totals, Window, read_totals
-from electra.pretraining.plan import require_memory
-from electra.pretraining.start import (
-    build_model,
-    count_tokens,
-    embed_tokens,
-    fit_to_shards,
-    read_frozen,
-    require_equal_shares,
-)
+from electra.pretraining.opening import Opened, open_run, reopen_run
 from electra.pretraining.step import Step
-from electra.processes import Interrupted, Requests, find_place, heed_signals
-from electra.settings import to_dict
-from electra.shards.examples import Examples
-from electra.shards.store import Shards, fetch_shards, open_shards
-from electra.tokenizing.tokenizer import Tokenizer
-from electra.training.distributed import (
-    any_rank,
-    from_rank_0,
-    gathered,
-    joined,
-    spread,
-    wait_for_all,
-)
-from electra.training.machine import Machine, prepare_machine
+from electra.processes import Interrupted, Requests, heed_signals
+from electra.training.config import PretrainConfig, longest_warmup
+from electra.training.distributed import any_rank, from_rank_0, gathered
 from electra.training.optimizer import learning_rate_at
 
 
@@ -90,10 +52,12 @@ def pretrain(
         shards_folder: Folder that `electra prepare` wrote.
         run: The run folder: new, or of a run that was begun with the same settings.
         config: The settings, from `resolve`; the vocabulary size is taken from the shards.
-        show: Called with each record of metrics.jsonl when the record is written; with {"part":
-            "compiling"} or "counting" before the first record if this takes time; with {"part":
-            "fetching", "done", "total"} for each shard file that is copied from a URL; with
-            {"part": "alarm", "text"} if a record shows that something is wrong.
+        show: Called first with {"part": "begin", "tokens", "passes"}: the tokens of the run, and
+            how often it reads each corpus, by name. Then with each record of metrics.jsonl when the
+            record is written; with {"part": "compiling"} or "counting" before the first record if
+            this takes time; with {"part": "fetching", "done", "total"} for each shard file that is
+            copied from a URL; with {"part": "start", "text"} if weights of another model are taken;
+            with {"part": "alarm", "text"} if a record shows that something is wrong.
         max_seconds: Time after which the run saves and stops, seconds.
 
     Raises:
@@ -102,34 +66,8 @@ def pretrain(
         Interrupted: A signal or the time limit stopped the run; the checkpoint is written.
     """
     end = time.monotonic() + max_seconds
-    train = config.train
-    machine = _prepare(train)
-    with joined(machine):
-        if from_rank_0((run / "config.json").exists()):
-            return _resume(run, show, shards_folder, config, machine, end)
-        exists = f"{run} exists already and is no run folder; choose another --out"
-        require(machine.rank > 0 or not run.exists(), exists)
-        shards = open_shards(shards_folder, verify=find_place().local_rank == 0)
-        require(
-            shards.digest == from_rank_0(shards.digest),
-            f"{shards_folder} of this process holds other shards than that of process 0",
-        )
-        start = read_pretrained(Path(train.init_from)) if train.init_from else None
-        if start:
-            config = fit_to_start(config, start, {"model.causal"})
-            require_vocabulary(start, shards)
-        require_schedule(config)
-        config = from_rank_0(fit_to_shards(config, shards))  # a machine may have other settings
-        domains = _open_domains(shards, config, machine, show)
-        model = _build(config, shards, machine, run, start, show)
-        require_memory(model, config, machine)
-        step = prepare_step(model, config, machine)
-        wait_for_all(machine)  # one of them may lack memory
-        with _writing(run):
-            if machine.rank == 0:
-                _create(run, shards, domains, step, start)
-            with _hold(run, machine):
-                return _train(run, shards, domains, step, show, end)
+    with open_run(shards_folder, run, config, show) as opened:
+        return _train(opened, show, end)
 
 
 def resume(
@@ -156,193 +94,8 @@ def resume(
         Interrupted: As in `pretrain`.
     """
     end = time.monotonic() + max_seconds
-    train = (cooldown[1] if cooldown else read_run_config(run)).train
-    machine = _prepare(train)
-    with joined(machine):
-        if cooldown and machine.rank == 0:  # which alone reads and writes run folders
-            write_branch(run_of(cooldown[0]), cooldown[0], run, cooldown[1])
-        return _resume(run, show, shards_folder, None, machine, end)
-
-
-def _prepare(train: TrainConfig) -> Machine:
-    """Return the machine; process 0 imports the tracker, and warns of what is not read here."""
-    machine = prepare_machine(train.device, train.precision, train.threads)
-    if machine.rank > 0:
-        return machine
-    if train.tracker != "none":
-        import_tracker(train.tracker)
-    if train.sharding != "none" and machine.num_ranks == 1:
-        warnings.warn("train.sharding divides nothing with one process", stacklevel=2)
-    is_divided = train.sharding != "none" and machine.num_ranks > 1
-    compiles = train.compile == "yes" or (train.compile == "auto" and machine.device.type == "cuda")
-    asked = {name: getattr(train, name) for name in ("autotune", "dependent_launch")}
-    for name, is_asked in {**asked, "compile": train.compile == "yes"}.items():
-        if is_asked and (is_divided or not compiles):
-            warnings.warn(f"train.{name} is not read: the step is not compiled", stacklevel=2)
-    return machine
-
-
-def _resume(
-    run: Path,
-    show: Show,
-    shards_folder: Path | None,
-    given: PretrainConfig | None,
-    machine: Machine,
-    end: float,
-) -> dict[str, Any]:
-    """Continue a run until `end` on the monotonic clock, with a command's settings if given."""
-    with _writing(run), _hold(run, machine):
-        found = read_run(run, given, machine.name) if machine.rank == 0 else None
-        config, changed, source, ranking, begun_from = from_rank_0(found)
-        try:
-            place = shards_folder or Path(source["folder"])
-            shards = open_shards(place, verify=find_place().local_rank == 0)
-        except UserError as error:
-            moved = f"; if they are elsewhere: {command('pretrain', 'SHARDS', '--resume', run)}"
-            raise UserError(f"{error}{'' if shards_folder else moved}") from None
-        if shards.digest != source["sha256"]:
-            what = "shards"
-            if machine.rank == 0:
-                is_same = Tokenizer.load(run / "tokenizer").digest == shards.tokenizer.digest
-                what = "corpus" if is_same else "vocabulary"
-            raise UserError(
-                f"{shards.folder} does not hold the shards of {run}: it has another {what}; choose "
-                "another --out"
-            )
-        is_new = from_rank_0(not list_checkpoints(run))
-        if machine.rank == 0 and is_new:
-            _require_begun(run, config)
-        start = read_pretrained(Path(config.train.init_from)) if begun_from and is_new else None
-        domains = _open_domains(shards, config, machine, show)
-        if machine.rank == 0:
-            _keep_sources(run, shards, domains, machine)
-        model = _build(config, shards, machine, run, start, show)
-        try:
-            require_memory(model, config, machine)
-        except UserError as error:  # an estimate, and the run is begun
-            warnings.warn(str(error), stacklevel=2)
-        step = prepare_step(model, config, machine, ranking)
-        if changed and machine.rank == 0:
-            names = ", ".join(f"{name} {words}" for name, words in changed.items())
-            warnings.warn(f"{run} goes on with other settings: {names}", stacklevel=2)
-            (run / "results.json").unlink(missing_ok=True)
-            write_json(run / "config.json", to_dict(config))
-        return _train(run, shards, domains, step, show, end)
-
-
-def _keep_sources(run: Path, shards: Shards, domains: Domains, machine: Machine) -> None:
-    """Write where the shards of a run are now; refuse other old ones, and tell another dtype."""
-    manifest = read_manifest(run)
-    old, evaluated = domains.get("old"), manifest.get("also_evaluate")
-    require(
-        not (old and evaluated) or old.digest == evaluated["sha256"],
-        f"train.also_evaluate {old and old.folder} does not hold the shards that {run} began with: "
-        "their losses could not be compared; choose another --out",
-    )
-    manifest["shards"]["folder"] = str(shards.folder)
-    if old and evaluated:
-        evaluated["folder"] = str(old.folder)
-    write_json(run / "manifest.json", manifest)
-    now = str(machine.dtype).removeprefix("torch.")
-    before = (manifest["sessions"] or [{}])[-1].get("dtype", now).removeprefix("torch.")
-    if before != now:
-        told = f"in {now}, before in {before}; --set train.precision={before} keeps it"
-        warnings.warn(f"{run} goes on {told}", stacklevel=2)
-
-
-def _require_begun(run: Path, config: PretrainConfig) -> None:
-    """Refuse other weights than a run began with, which no checkpoint holds yet."""
-    manifest = read_manifest(run)
-    start = manifest.get("init_from") or {}
-    known = {"train.init_from": start, "generator.start_folder": start.get("generator")}
-    for name, described in (known | {"generator.frozen_run": manifest.get("generator")}).items():
-        at = attrgetter(name)(config)
-        require(
-            not described or describe_weights(at)["sha256"] == described["sha256"],
-            f"{name} {at} does not hold the weights that {run} began with; choose another --out",
-        )
-
-
-def _hold(run: Path, machine: Machine) -> AbstractContextManager[None]:
-    """Lock the run folder, which process 0 writes."""
-    return hold(run / LOCK) if machine.rank == 0 else nullcontext()
-
-
-@contextmanager
-def _writing(run: Path) -> Iterator[None]:
-    """Turn an OSError (full disk, missing permission) into a UserError that says how to resume."""
-    try:
-        yield
-    except BrokenPipeError:  # the reader of the standard output has gone; no file has failed
-        raise
-    except OSError as error:
-        what = f"{error.filename or run}: {error.strerror or error}"
-        if (run / "config.json").exists():
-            what += "; checkpoints written before are whole: "
-            what += command("pretrain", "--resume", run)
-        raise UserError(what) from None
-
-
-def _open_domains(shards: Shards, config: PretrainConfig, machine: Machine, show: Show) -> Domains:
-    """Return the shards to evaluate on; those at URLs, and the run's own, are copied here."""
-    require_equal_shares(config, machine)
-    domains = open_domains(shards, config, verify=machine.rank == 0)
-
-    def tell(done: int, total: int) -> None:
-        if machine.rank == 0:
-            show({"part": "fetching", "done": done, "total": total})
-
-    fetch_shards([shards, *domains.values()], tell)
-    return domains
-
-
-def _build(
-    config: PretrainConfig,
-    shards: Shards,
-    machine: Machine,
-    run: Path,
-    start: SavedModel | None,
-    show: Show,
-) -> Objective:
-    """Return the initialised objective, on the device; `start` is None if a checkpoint follows."""
-    # Counting reads every token of the shards, so it is done only when needed.
-    initial, frequencies_V, embeddings_VE = config.train.initial_weights, None, None
-    # A checkpoint and process 0 replace the weights of others, which need no start.
-    is_new = from_rank_0(not list_checkpoints(run))
-    if (initial != "bert" and is_new) or config.generator.kind == "unigram" or start:
-        frequencies_V = count_tokens(shards)
-    if initial == "cooccurrence" and machine.rank == 0 and is_new:
-        show({"part": "counting", "step": 0})
-        sizes, seed = config.model, config.train.seed
-        embeddings_VE = embed_tokens(shards, sizes.embedding_size, sizes.initializer_range, seed)
-    model = build_model(config, shards.tokenizer, machine, frequencies_V, embeddings_VE)
-    if is_new:
-        if start and frequencies_V is not None:
-            load_start(model, config, start, frequencies_V)
-        if config.generator.kind == "frozen":
-            load_network(model.networks["generator"], read_frozen(config, shards))
-        for parameter in model.parameters():
-            spread(None, parameter)
-    return model
-
-
-def _create(
-    run: Path, shards: Shards, domains: Domains, step: Step, start: SavedModel | None
-) -> None:
-    """Write a run folder with tokenizer, manifest and settings."""
-    config = step.config
-    source = {"folder": str(shards.folder), "sha256": shards.digest}
-    manifest = {"shards": source, "seed": config.train.seed, "sessions": []}
-    if start:
-        old = domains.get("old")
-        manifest["init_from"] = describe_start(step.model, config, start)
-        manifest["also_evaluate"] = old and {"folder": str(old.folder), "sha256": old.digest}
-    if config.generator.kind == "frozen":
-        manifest["generator"] = describe_weights(config.generator.frozen_run)
-    with new_folder(run) as folder:
-        shards.tokenizer.save(folder / "tokenizer")
-        write_json(folder / "manifest.json", manifest)
-        write_json(folder / "config.json", to_dict(config))
+    with reopen_run(run, show, shards_folder, cooldown) as opened:
+        return _train(opened, show, end)
 
 
 class Due(NamedTuple):
@@ -389,11 +142,10 @@ def evaluates(config: PretrainConfig, done: int) -> bool:
     return train.evaluate_rows > 0 and (is_due or is_start)
 
 
-def _train(
-    run: Path, shards: Shards, domains: Domains, step: Step, show: Show, end: float
-) -> dict[str, Any]:
+def _train(opened: Opened, show: Show, end: float) -> dict[str, Any]:
     """Train from the newest checkpoint on, and return the contents of results.json."""
-    with closing(step), _begin(run, shards, domains, step, show, end) as session:
+    run, step = opened.run, opened.step
+    with closing(step), _begin(opened, show, end) as session:
         session.evaluate_at_start()
         step.model.train()
         for number in range(session.first_step, step.config.train.steps):
@@ -488,7 +240,7 @@ class Session:
         """Evaluate on held-out rows, which process 0 does alone."""
         self.step.model.begin_step(done)
         with self.window.clock.paused(), gathered(self.step.model):
-            self.journal.evaluate(done)
+            self.journal.evaluate(done, self.window.num_tokens)
 
     def evaluate_at_start(self) -> None:
         """Evaluate if the run begins, or stopped before this evaluation."""
@@ -499,17 +251,13 @@ class Session:
 
 
 @contextmanager
-def _begin(
-    run: Path, shards: Shards, domains: Domains, step: Step, show: Show, end: float
-) -> Iterator[Session]:
+def _begin(opened: Opened, show: Show, end: float) -> Iterator[Session]:
     """Yield a session that begins at the newest checkpoint, and end what it has opened."""
-    train, machine = step.config.train, step.machine
+    run, shards, examples, domains, step = opened
+    machine = step.machine
     totals = _load_newest(run, step)
     peak = machine.measure_peak() * machine.num_ranks
-    examples = Examples(
-        shards.train, shards.tokenizer, step.config.examples, train.seed, shards.mixture
-    )
-    batches = examples.batches(totals.step, train.batch_size)
+    batches = examples.batches(totals.step, step.config.train.batch_size)
     with heed_signals() as requests, ExitStack() as stack:
         journal = (
             Journal(run, shards, examples, domains, step, show, totals, peak, stack)

@@ -13,18 +13,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from electra.config import PretrainConfig
 from electra.errors import UserError
 from electra.method.flops import FORWARD_AND_BACKWARD, count_run
 from electra.method.objective import Objective
-from electra.method.registry import sketch_objective
 from electra.model.batch import Batch
 from electra.model.encoder import Encoder, choose_layers, find_layers
 from electra.presets import PRESETS
 from electra.pretraining.acceleration import WARM_UP_STEPS, prepare_step
+from electra.pretraining.networks import sketch_objective
 from electra.pretraining.start import build_model
 from electra.processes import GROUPS, OWN_GROUPS, control_groups, find_place
 from electra.tokenizing.tokenizer import SPECIAL_TOKENS, make_tokenizer
+from electra.training.config import PretrainConfig
 from electra.training.distributed import count_parts
 from electra.training.machine import Machine, prepare_machine
 
@@ -248,7 +248,7 @@ def plan(
         _count(model),
         train.steps,
         train.steps * train.batch_size * config.examples.sequence_length,
-        count_run(model, config),
+        count_run(model, *config.amount),
         _count_bytes(model, num_parts=1) + activations,
         time_run(model, config, machine, probe_seconds, progress, clock),
         machine.name,
@@ -280,19 +280,19 @@ def estimate_run(
             began, ended = ended, clock()
             best = min(best, ended - began)
     flops = FORWARD_AND_BACKWARD * sum(encoder.count_flops(length).values()) * ids_BL.numel()
-    run = count_run(sketch_objective(config), config)["true"]
+    run = count_run(sketch_objective(config), *config.amount)["true"]
     return run / flops * best
 
 
 def list_shorter(config: PretrainConfig, machine: Machine, seconds: float) -> dict[str, float]:
     """Return the presets that take less than a day, of a run's body, with their seconds."""
     found = {}
-    run = count_run(sketch_objective(config), config)["true"]
+    run = count_run(sketch_objective(config), *config.amount)["true"]
     for name, preset in PRESETS.items():
         if preset.model.architecture == config.model.architecture:
             model = dataclasses.replace(preset.model, vocab_size=config.model.vocab_size)
             preset = dataclasses.replace(preset, model=model)
-            flops = count_run(sketch_objective(preset), preset)["true"]
+            flops = count_run(sketch_objective(preset), *preset.amount)["true"]
             if flops < run and flops / run * seconds < 10 * DAY:
                 found[name] = estimate_run(preset, machine)
     return {name: taken for name, taken in found.items() if taken < DAY}

@@ -8,10 +8,10 @@ import warnings
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from electra.config import PretrainConfig, longest_warmup, require_schedule, tell_unread
+from electra.assignments import flatten, override, parse_toml, setting_name
 from electra.errors import require_choice
 from electra.presets import PRESETS, RECIPES
-from electra.settings import flatten, override, parse_toml, setting_name
+from electra.training.config import PretrainConfig, longest_warmup, require_schedule, tell_unread
 
 GENTLER = 6
 """The preset's learning rate divided by that of a continued model: at a higher one more is lost of

@@ -22,17 +22,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from electra.checkpoints.folder import SavedNetwork
-from electra.config import PretrainConfig
 from electra.errors import require
 from electra.method.masking import Vocabulary
-from electra.method.objective import Objective, Parts
-from electra.method.registry import build_objective
-from electra.model.encoder import Embeddings, Encoder, choose_layers
+from electra.method.objective import Objective
+from electra.model.encoder import Encoder, choose_layers
 from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
-from electra.model.modernbert import TokenEmbeddings
+from electra.model.parts import EmbeddingBlock
 from electra.pretraining.init_from import fit_to_frozen, read_masked_lm
+from electra.pretraining.networks import build_objective
 from electra.shards.store import Shards
 from electra.tokenizing.tokenizer import Tokenizer
+from electra.training.config import PretrainConfig
 from electra.training.machine import Machine
 from electra.training.optimizer import step_seed
 
@@ -74,8 +74,8 @@ def require_equal_shares(config: PretrainConfig, machine: Machine) -> None:
     number = train.accumulation * num_ranks
     require(
         num_ranks == 1 or not config.method.contrasts,
-        f"method.contrast_weight {config.method.contrast_weight:g} compares the rows of one "
-        f"process, not of {num_ranks}: start one, or set method.contrast_weight=0",
+        f"method.objective {config.method.objective} compares the rows of one process, not of "
+        f"{num_ranks}: start one, or set method.contrast_weight=0",
     )
     require(
         num_ranks == 1 or train.batch_size % number == 0,
@@ -114,7 +114,7 @@ def build_model(
     vocabulary = Vocabulary(
         torch.from_numpy(tokenizer.starts_word), tokenizer.mask_id, tokenizer.never_in_text
     )
-    model = build_objective(Parts(config, vocabulary, machine.dtype, frequencies_V, layer))
+    model = build_objective(config, vocabulary, machine.dtype, frequencies_V, layer)
     rng, others = (
         torch.Generator().manual_seed(step_seed(train.seed, name, 0))
         for name in ("weights", "other weights")
@@ -125,7 +125,7 @@ def build_model(
     if config.method.mode == "reference":
         draw_glorot(model, others)
     if train.initial_weights != "bert":
-        by_embeddings: dict[Embeddings | TokenEmbeddings, dict[nn.Module, Encoder]] = {}
+        by_embeddings: dict[EmbeddingBlock, dict[nn.Module, Encoder]] = {}
         for part in (model.kept, *model.modules()):
             # The weights of a frozen generator, which may be narrower, replace any start.
             if isinstance(part, Encoder) and part.embeddings.tokens.weight.requires_grad:

@@ -15,12 +15,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from electra.config import PretrainConfig
 from electra.method.masking import Counts, Draw
 from electra.method.measures import Measures
 from electra.method.objective import Objective, Output
 from electra.model.batch import Batch
 from electra.pretraining.guard import ACCEPTED, Guard
+from electra.training.config import PretrainConfig
 from electra.training.distributed import is_sharded, sum_over_ranks, whole
 from electra.training.machine import Machine
 from electra.training.optimizer import build_optimizer, set_learning_rate, step_seed, update_unless

@@ -4,15 +4,13 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Annotated
 
-from electra.config import (
-    FinetuneConfig,
-    PrepareConfig,
-    PretrainConfig,
-    TextConfig,
-    TokenizerConfig,
-)
 from electra.presets import FINETUNE_PRESETS, PRESETS
 from electra.settings import AtLeast, Order, Settings
+from electra.shards.config import PrepareConfig
+from electra.tasks.config import FinetuneConfig
+from electra.text.config import TextConfig
+from electra.tokenizing.config import TokenizerConfig
+from electra.training.config import PretrainConfig
 
 BEGUN, REPORT = "quickstart.json", "report.html"
 """Files in a quickstart's folder: text and settings, the first; and the last."""

@@ -11,16 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from electra.assignments import differences, flatten, to_dict
 from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import LOCK
 from electra.checkpoints.records import read_results
-from electra.config import (
-    PrepareConfig,
-    PretrainConfig,
-    TextConfig,
-    TokenizerConfig,
-    longest_warmup,
-)
 from electra.errors import command, require
 from electra.files import hold, new_folder, read_object, write_json
 from electra.finetuning.grid import combine, search
@@ -43,6 +37,7 @@ from electra.quickstart.questions import (
     write_passages,
 )
 from electra.reports.page import write_page
+from electra.reports.rendering import to_markdown
 from electra.reports.runs import (
     Finetuning,
     finetuning_table,
@@ -52,7 +47,7 @@ from electra.reports.runs import (
     read_samples,
 )
 from electra.reports.tokens import Sentence, count_least_trusted
-from electra.settings import differences, flatten, to_dict
+from electra.shards.config import PrepareConfig
 from electra.shards.prepare import prepare
 from electra.shards.store import Shards, open_shards
 from electra.terminal.live import Display, Progress
@@ -64,10 +59,13 @@ from electra.terminal.printing import (
     print_table,
     print_tokens,
 )
+from electra.text.config import TextConfig
 from electra.text.documents import Reader
 from electra.text.sources import find_sources, name_passed_over
 from electra.text.tables import read_table
+from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
+from electra.training.config import PretrainConfig, longest_warmup
 from electra.training.machine import prepare_machine
 
 REFRESH_SECONDS = 0.2
@@ -111,7 +109,8 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
         samples = _pretrain(settings, shards, out)
         finetunings = compare(*_plan_comparisons(out, tasks, settings, config)) if tasks else []
         if not (out / "exported").exists():
-            export(out / "run", out / "exported")
+            scores = to_markdown(finetuning_table(finetunings)) if finetunings else ""
+            export(out / "run", out / "exported", scores=scores)
         longer = "--out", "longer-run", "--set", "train.steps=20000"
         next_command = command("pretrain", out / "shards", *longer)
         _report(out, shards, samples, finetunings, next_command)

@@ -22,6 +22,8 @@ from electra.reports.runs import MetricsRecord, Run
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 INK = "#57606a"
 GRID = "#d8dee4"
+STYLES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
+"""The lines of the metrics in one pair of axes."""
 MOST_INSIDE = 4
 """Most entries of a legend that stands among the curves; a longer one stands below them."""
 
@@ -95,14 +97,19 @@ def _draw(figure: Figure, panel: Panel, runs: Sequence[Run]) -> None:
     axes = figure.subplots()
     keys: dict[str, Line2D] = {}
     unit_of_x = _unit_of_x(runs)
+    metrics = [
+        metric
+        for metric in panel.metrics
+        if any(metric in record for run in runs for record in (*run.train, *run.heldout))
+    ]
     for run_number, run in enumerate(runs):
-        for number, metric in enumerate(panel.metrics):
+        for number, metric in enumerate(metrics):
             is_alone = len(runs) == 1
             colour = COLOURS[(number if is_alone else run_number) % len(COLOURS)]
-            style: Literal["-", "--"] = "--" if number else "-"
+            style = STYLES[number % len(STYLES)]
             if train := list(_points(run, without_scraps(run.train), metric, unit_of_x)):
                 axes.plot(*zip(*train, strict=True), style, color=colour, alpha=0.75)
-                name = metric if len(panel.metrics) > 1 else "training"
+                name = metric if len(metrics) > 1 else "training"
                 key = Line2D([], [], color=colour)
                 key.set_linestyle(style if is_alone else "-")
                 keys[name if is_alone else run.name] = key
@@ -115,8 +122,8 @@ def _draw(figure: Figure, panel: Panel, runs: Sequence[Run]) -> None:
                 if not any(metric in record for each in runs for record in each.train):
                     key = Line2D([], [], color=colour, linestyle=style if is_alone else "-")
                     keys[metric if is_alone else run.name] = key
-    if len(runs) > 1 and len(panel.metrics) > 1:
-        keys[panel.metrics[1]] = Line2D([], [], color=INK, linestyle="--")
+    for metric, style in zip(metrics[1:], STYLES[1:], strict=False) if len(runs) > 1 else ():
+        keys[metric] = Line2D([], [], color=INK, linestyle=style)
     if any(record.get(panel.metrics[0]) is not None for run in runs for record in run.heldout):
         circle = Line2D([], [], color=INK, marker="o", linestyle="", markerfacecolor="none")
         keys["held-out"] = circle

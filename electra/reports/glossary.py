@@ -24,7 +24,12 @@ class Metric(NamedTuple):
     """Title of the report's curves with this metric; metrics of one title share their axes. None:
     its label; empty: it has no curves."""
     summary: bool = False
-    """Whether it is among the few in the last line of a command and in a model card."""
+    """Whether it is among the few in the last line of a command, the table of runs and a card."""
+    is_same: bool = False
+    """Whether all evaluations of a run measure it on the same input, so that the last line of a
+    continued run shows its first value, too."""
+    sentence: str = ""
+    """What a report says of its last value on held-out text, with {value} and {network}."""
 
     @property
     def title(self) -> str:
@@ -42,6 +47,7 @@ GLOSSARY: dict[str, Metric] = {
         column=("mlm", "loss", 6),
         network="generator",
         summary=True,
+        is_same=True,
     ),
     "mlm_accuracy": Metric(
         "generator's accuracy",
@@ -52,6 +58,8 @@ GLOSSARY: dict[str, Metric] = {
         column=("mlm", "acc", 5),
         network="generator",
         summary=True,
+        is_same=True,
+        sentence="the {network} restores {value:.0%} of the masked tokens",
     ),
     "sampled_accuracy": Metric(
         "sampled accuracy",
@@ -103,6 +111,8 @@ GLOSSARY: dict[str, Metric] = {
         column=("disc", "auc", 5),
         network="discriminator",
         summary=True,
+        sentence="the discriminator ranks a replaced token above an original token {value:.0%} of "
+        "the time (chance: 50%)",
     ),
     "old_disc_loss": Metric(
         "discriminator's loss, old text",
@@ -112,11 +122,29 @@ GLOSSARY: dict[str, Metric] = {
         spec=".4f",
         network="discriminator",
         panel="Discriminator on old and new text",
+        summary=True,
+        is_same=True,
     ),
     "new_disc_loss": Metric(
         "discriminator's loss, new text",
         "In continued pre-training: the same on held-out rows of the new text, where it should "
         "fall.",
+        spec=".4f",
+        network="discriminator",
+        panel="Discriminator on old and new text",
+        summary=True,
+        is_same=True,
+    ),
+    "old_constant_disc_loss": Metric(
+        "constant predictor's loss, old text",
+        "The best constant prediction on the same rows as old_disc_loss.",
+        spec=".4f",
+        network="discriminator",
+        panel="Discriminator on old and new text",
+    ),
+    "new_constant_disc_loss": Metric(
+        "constant predictor's loss, new text",
+        "The best constant prediction on the same rows as new_disc_loss.",
         spec=".4f",
         network="discriminator",
         panel="Discriminator on old and new text",
@@ -131,6 +159,8 @@ GLOSSARY: dict[str, Metric] = {
         "total loss, old text",
         "In continued pre-training by another objective than RTD: the loss on the text that the "
         "first weights were trained on.",
+        summary=True,
+        is_same=True,
     ),
     "restore_loss": Metric(
         "restoring loss",
@@ -154,6 +184,7 @@ GLOSSARY: dict[str, Metric] = {
         "the first, which it does in half of the rows. Guessing costs log(2), 0.693.",
         network="encoder",
         summary=True,
+        is_same=True,
     ),
     "nsp_accuracy": Metric(
         "next sentence's accuracy",
@@ -168,12 +199,16 @@ GLOSSARY: dict[str, Metric] = {
         "one side only, so the value is not comparable with mlm_loss.",
         network="encoder",
         summary=True,
+        is_same=True,
     ),
     "lm_accuracy": Metric(
         "next token's accuracy",
         "For causal_lm: share of the tokens that are the most probable ones after those before.",
         unit="share",
         network="encoder",
+        is_same=True,
+        summary=True,
+        sentence="the encoder predicts {value:.0%} of the next tokens",
     ),
     "selection_loss": Metric(
         "selection loss",
@@ -233,7 +268,8 @@ GLOSSARY: dict[str, Metric] = {
     ),
     "learning_rate": Metric(
         "learning rate",
-        "Step size of the optimizer: rises during warm-up, and decays linearly to 0 at the end.",
+        "Step size of the optimizer: rises during warm-up, and decays to 0 at the end, over the "
+        "whole run or its last part (optimizer.decay_fraction).",
         unit="",
         spec=".2e",
         column=("learn", "rate", 6),
@@ -268,7 +304,7 @@ CAPTIONS = {
     "Generator's loss": "The lower, the better the generator knows the language.",
     "Discriminator's loss": "The gap below the dashed line is what the discriminator has learnt.",
     "Discriminator on old and new text": "Held-out rows whose replaced tokens stay the same. A "
-    "rise means that it has become worse.",
+    "rise means that it has become worse; at a constant prediction's loss it knows nothing.",
     "Discriminator's AUC": "0.5 is chance, 1 is perfect.",
     "Generator's accuracy": "Of the most probable token, and of the sampled token.",
     "Replaced rate": "The better the generator's samples, the lower.",
@@ -316,9 +352,18 @@ def format_metric(name: str, value: float | None) -> str:
     return "-" if value is None else format(value, GLOSSARY[name].spec)
 
 
-def describe_heldout(record: Mapping[str, float | None]) -> dict[str, str]:
-    """Return `summarise`, formatted, for the end of a run."""
-    return {name: format_metric(name, value) for name, value in summarise(record).items()}
+def describe_heldout(
+    record: Mapping[str, float | None], before: Mapping[str, float | None] | None = None
+) -> dict[str, str]:
+    """Return `summarise`, formatted, for the end of a run.
+
+    `before` is a continued run's first held-out record, whose values follow in brackets.
+    """
+    told = {name: format_metric(name, value) for name, value in summarise(record).items()}
+    for name in told:
+        if GLOSSARY[name].is_same and (first := (before or {}).get(name)) is not None:
+            told[name] += f" ({format_metric(name, first)} before)"
+    return told
 
 
 def format_count(count: float) -> str:

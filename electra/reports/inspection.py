@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from fontTools import unicodedata as fonttools
 
-from electra.config import ExamplesConfig, MethodConfig
 from electra.errors import require
+from electra.method.config import MethodConfig
 from electra.method.masking import Masking, Vocabulary
 from electra.processes import Tell, silent
 from electra.reports.rendering import Table
+from electra.shards.config import ExamplesConfig
 from electra.shards.examples import Examples
 from electra.shards.store import Shard, Shards
 from electra.text.documents import break_words

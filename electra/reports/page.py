@@ -8,8 +8,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from electra.assignments import to_dict
 from electra.errors import command
 from electra.files import write_text
+from electra.method.config import ALONE
 from electra.reports.curves import draw_svg, find_panels
 from electra.reports.glossary import GLOSSARY, Metric
 from electra.reports.rendering import Table
@@ -30,7 +32,6 @@ from electra.reports.runs import (
     write_tables,
 )
 from electra.reports.tokens import Sentence, TokenView, describe
-from electra.settings import to_dict
 
 TERMS = {
     "accuracy": "Share of the examples of dev that are answered right.",
@@ -184,25 +185,28 @@ def _describe_run(run: Run) -> str:
     cost = ", ".join(
         [f"{steps} steps", *(f"{others[0]} tokens", others[1])[: 2 * ("-" not in others)]]
     )
-    found = []
-    if heldout.get("mlm_accuracy") is not None:
-        is_alone = run.config.method.objective == "mlm"
-        restored = f"restores {heldout['mlm_accuracy']:.0%} of the masked tokens"
-        found.append(f"the {'encoder' if is_alone else 'generator'} {restored}")
-    if heldout.get("disc_auc") is not None:
-        found.append(
-            "the discriminator ranks a replaced token above an original token "
-            f"{heldout['disc_auc']:.0%} of the time (chance: 50%)"
-        )
-    if heldout.get("lm_accuracy") is not None:
-        found.append(f"the encoder predicts {heldout['lm_accuracy']:.0%} of the next tokens")
+    network = "encoder" if run.config.method.objective in ALONE else "generator"
+    found = [
+        metric.sentence.format(value=value, network=network)
+        for name, metric in GLOSSARY.items()
+        if metric.sentence and (value := heldout.get(name)) is not None
+    ]
     if found:
         return f"{cost}. On held-out text, {', and '.join(found)}."
     return f"{cost}. What the network has learnt was not measured on held-out text."
 
 
 def _describe_gap(run: Run) -> str:
-    """Return a comparison of disc_loss with the constant predictor's loss; empty without them."""
+    """Return a comparison of disc_loss with the constant predictor's loss; empty without them.
+
+    For a continued run it is the loss on the new text, at the end and at the beginning.
+    """
+    known = [each["new_disc_loss"] for each in run.heldout if "new_disc_loss" in each]
+    if known:
+        return (
+            "On held-out rows of the new text, whose replaced tokens stay the same, the "
+            f"discriminator's loss was {known[0]:.4f} at first, and is {known[-1]:.4f} now."
+        )
     loss, constant = (run.last_heldout.get(name) for name in ("disc_loss", "constant_disc_loss"))
     if not loss or not constant:
         return ""

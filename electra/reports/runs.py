@@ -11,17 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
-from electra.checkpoints.manifest import read_manifest
+from electra.assignments import differences, flatten, from_dict, to_dict
+from electra.checkpoints.manifest import find_best, read_manifest
 from electra.checkpoints.metrics import read_metrics
 from electra.checkpoints.records import read_results
-from electra.config import ALONE, MethodConfig, PretrainConfig
 from electra.errors import UserError, count_of, refuse_unlike, require
 from electra.files import HASHES, check_hashes, read_json, read_object
+from electra.method.config import ALONE, MethodConfig
 from electra.reports.glossary import GLOSSARY, format_count, format_metric, format_seconds
 from electra.reports.rendering import Table, to_markdown
 from electra.reports.tokens import SavedToken, Sentence, TokenView, suspect_as_many
-from electra.settings import differences, flatten, from_dict, to_dict
 from electra.shapes import check_shape, require_fields
+from electra.training.config import PretrainConfig
 
 UNKNOWN = "not recorded"
 MetricsRecord = Mapping[str, Any]
@@ -218,13 +219,9 @@ SCORED = (
 
 
 def read_finetuning(path: Path) -> Finetuning:
-    """Return the scores in a fine-tuning's results.json; a grid has several, and is refused."""
-    folder = path.parent
-    values = read_results(folder)
-    require(
-        "best" not in values,
-        f"{folder} holds several fine-tunings; take one of them: {folder}/{values.get('best')}",
-    )
+    """Return the scores in a fine-tuning's results.json; of a grid, those of its best."""
+    path = find_best(path.parent) / path.name
+    values = read_results(path.parent)
     require_fields(values, SCORED, path)
     replaced = values.get("with_replacements")
     return Finetuning(
@@ -268,8 +265,7 @@ def _collect_scores(seeds: Iterable[Mapping[str, Any]]) -> dict[str, tuple[float
 def find_finetunings(run: Path, step: int) -> list[Path]:
     """Return the folders beside a run, of fine-tunings that began with its weights at a step.
 
-    Those from scratch, which took the run's sizes and no weights, are among them, and those of a
-    grid are not.
+    Those from scratch, which took the run's sizes and no weights, are among them, and so are grids.
     """
     source = re.compile(rf"{re.escape(run.resolve().name)} at step (\d+)")
     found = []
@@ -280,7 +276,7 @@ def find_finetunings(run: Path, step: int) -> list[Path]:
             continue
         begun_with = Path(str(results.get("source")))
         started = source.fullmatch(begun_with.name)
-        if not started or "best" in results:
+        if not started:
             continue
         other = begun_with.with_name(run.resolve().name)
         if other.exists() and not other.samefile(run):  # another run of the name
@@ -319,19 +315,24 @@ def list_tables(found: Found) -> list[Table]:
 
 def heldout_table(runs: Sequence[Run]) -> Table:
     """Return the last held-out metrics, one column per run."""
+    names = _find_measured(run.last_heldout for run in runs)
     rows = [
-        [name, *(format_metric(name, run.last_heldout.get(name)) for run in runs)]
-        for name in GLOSSARY
-        if name != "step" and any(name in run.last_heldout for run in runs)
+        [name, *(format_metric(name, run.last_heldout.get(name)) for run in runs)] for name in names
     ]
     return Table(["on the held-out part", *(run.name for run in runs)], rows)
 
 
+def _find_measured(records: Iterable[MetricsRecord]) -> list[str]:
+    """Return the metrics that any of the records has, in the glossary's order."""
+    known = set[str]().union(*records) - {"step", "tokens"}
+    return [name for name in GLOSSARY if name in known]
+
+
 def pretraining_table(runs: Sequence[Run]) -> Table:
-    """Return the cost and the last held-out metrics of each run, one row per run."""
-    metrics = ["mlm_accuracy", "disc_loss", "constant_disc_loss", "disc_auc"]
-    if any("lm_accuracy" in run.last_heldout for run in runs):
-        metrics.append("lm_accuracy")
+    """Return the cost and the few most important held-out metrics of each run, a row for each."""
+    metrics = [
+        name for name in _find_measured(run.last_heldout for run in runs) if GLOSSARY[name].summary
+    ]
     rows = [
         [run.name, *run.cost]
         + [format_metric(name, run.last_heldout.get(name)) for name in metrics]
@@ -341,18 +342,18 @@ def pretraining_table(runs: Sequence[Run]) -> Table:
 
 
 def domains_table(runs: Sequence[Run]) -> Table:
-    """Return the losses of continued runs on old and new text, one row per evaluation."""
+    """Return the measures of continued runs on old and new text, one row per evaluation."""
+    records = [(run, record) for run in runs for record in run.heldout]
     metrics = [
         name
-        for name in ("old_disc_loss", "old_disc_auc", "new_disc_loss", "new_disc_auc")
-        if any(name in record for run in runs for record in run.heldout)
+        for name in _find_measured(record for _, record in records)
+        if name.startswith(("old_", "new_"))
     ]
     rows = [
         [run.name, format_metric("step", record["step"])]
         + [format_metric(name, record.get(name)) for name in metrics]
-        for run in runs
-        for record in run.heldout
-        if any(name in record for name in metrics)
+        for run, record in records
+        if record.keys() & set(metrics)
     ]
     return Table(["continued run", "step", *metrics], rows)
 

@@ -12,28 +12,30 @@ from typing import Annotated, Any, NamedTuple, TypedDict
 
 import torch
 
+from electra.assignments import differences, override, setting_name
 from electra.checkpoints import records
 from electra.checkpoints.folder import SavedModel, SavedNetwork, read_pretrained, read_run_config
 from electra.checkpoints.metrics import read_metrics
-from electra.config import FinetuneConfig, PretrainConfig, longest_warmup, require_schedule
 from electra.errors import UserError, require, require_choice, tell_place
 from electra.files import read_object, take_turns, write_json
 from electra.finetuning.grid import combine
 from electra.finetuning.start import fit_to_start as fit_finetuning
 from electra.method.flops import FORWARD_AND_BACKWARD, count_run, count_true
-from electra.method.registry import sketch_objective
 from electra.presets import PRESETS, RECIPES, finetune_preset
 from electra.pretraining.continuation import MAY_CHANGE
 from electra.pretraining.init_from import WARMUP_SHARE, fit_to_start
+from electra.pretraining.networks import sketch_objective
 from electra.pretraining.plan import time_run
 from electra.pretraining.start import build_model, fit_to_shards
 from electra.processes import usable_cores
 from electra.reproduce.suite import MOST_STEPS, PAIRS, Row, Suite
-from electra.settings import Within, differences, override, setting_name
+from electra.settings import Within
 from electra.shards.store import Shards, open_shards
+from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Task
 from electra.tasks.registry import OWN, TASKS
 from electra.tokenizing.tokenizer import make_tokenizer
+from electra.training.config import PretrainConfig, longest_warmup, require_schedule
 from electra.training.machine import choose_device, prepare_machine
 
 PROBE_SECONDS, ESTIMATE_SECONDS = 10.0, 2.0
@@ -335,7 +337,7 @@ class _PlannedRow:
                     seed,
                     fraction,
                     planned,
-                    count_run(sketch_objective(planned), planned),
+                    count_run(sketch_objective(planned), *planned.amount),
                     runs[0].name if is_shared and runs else "",
                 )
             )

@@ -11,17 +11,17 @@ import numpy as np
 from scipy.stats import f as fisher
 from scipy.stats import t as student
 
+from electra.assignments import from_dict, to_dict
 from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import Branch, Flops, read_manifest
 from electra.checkpoints.records import Count, RunResults, Scores, read_results
-from electra.config import PretrainConfig
 from electra.errors import UserError, require
 from electra.files import read_object
 from electra.reports.glossary import format_interval
 from electra.reproduce.plan import Plan, PlannedRun, Setup, find_digest, require_same
 from electra.reproduce.suite import Row, Suite
-from electra.settings import from_dict, to_dict
 from electra.shapes import require_fields
+from electra.training.config import PretrainConfig
 
 LEAST_SEEDS = 3
 """Below, no row is called higher or lower: the interval rests on a spread that is not known."""

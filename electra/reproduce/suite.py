@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from electra.assignments import parse_toml, parse_value, setting_name
 from electra.errors import did_you_mean, require, require_choice, tell_place
-from electra.settings import parse_toml, parse_value, setting_name
 
 SUITES = Path(__file__).parent / "suites"
 SUFFIX = ".toml"

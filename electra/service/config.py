@@ -1,7 +1,7 @@
 """Settings of the service."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from electra.settings import AtLeast, Order, Settings, Within
 
@@ -12,6 +12,9 @@ class ServeConfig(Settings):
 
     threads: Annotated[int, AtLeast(0)] = 0
     """CPU threads that compute; 0: one per available core."""
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    """What the answers are computed in. bfloat16 is faster on hardware that multiplies it, and
+    changes an answer by its rounding; auto chooses it there."""
     batch_items: Annotated[int, AtLeast(1)] = 64
     """Texts or records that are computed together at most; 1: one at a time. Does not change the
     answers beyond rounding."""

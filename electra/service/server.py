@@ -51,7 +51,7 @@ class Server:
             reason = getattr(error, "strerror", None) or error
             raise UserError(f"cannot listen on {host} port {port}: {reason}") from None
         try:
-            machine = prepare_machine("auto", "float32", config.threads)
+            machine = prepare_machine("auto", config.precision, config.threads)
             self.models = load_models(folders, machine, may_wait=follow)
             self.socket.listen(BACKLOG)  # who connects from now on waits until `run` answers
         except BaseException:

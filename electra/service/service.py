@@ -175,7 +175,9 @@ class Gaps(Texts):
 class ToEmbed(Texts):
     """Texts to embed."""
 
-    layer: int | None = Field(None, ge=1, description="Layer from 1; null: the last.")
+    layer: int | None = Field(
+        None, ge=0, description="Layer; 0: the embeddings; null: the last layer."
+    )
     pooling: Literal["mean", "cls"] = Field("mean", description="Of the states of a text.")
 
 
@@ -280,14 +282,15 @@ async def fill(
 @routes.post("/models/{model}/embed", tags=["answers"])
 async def embed(
     service: Served, found: Annotated[PretrainedModel, Depends(_find_model("embed"))], body: ToEmbed
-) -> list[list[float]]:
-    """An embedding of each text."""
+) -> list[list[float] | None]:
+    """An embedding of each text; null: it is blank."""
     encoder = found.networks.encoder
     assert encoder
-    layer = body.layer or encoder.num_layers
+    layer = encoder.num_layers if body.layer is None else body.layer
     encoder.require_layer(layer)
     question = Embed(encoder, layer, body.pooling)
-    answers: list[list[float]] = await service.ask(question, body.texts, list(map(len, body.texts)))
+    sizes = list(map(len, body.texts))
+    answers: list[list[float] | None] = await service.ask(question, body.texts, sizes)
     return answers
 
 

@@ -22,8 +22,8 @@ from typing import IO
 
 import numpy as np
 
-from electra.config import PrepareConfig
 from electra.errors import import_extra, require_choice
+from electra.shards.config import PrepareConfig
 from electra.tokenizing.words import TokenBatch
 
 SIMILARITY = 0.8

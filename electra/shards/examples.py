@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
-from electra.config import ExamplesConfig
 from electra.errors import require
 from electra.model.batch import Batch
+from electra.shards.config import ExamplesConfig
 from electra.shards.store import Corpus, Shard
 from electra.tokenizing.tokenizer import Tokenizer
 

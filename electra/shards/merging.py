@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from electra.config import PrepareConfig
 from electra.errors import UserError, require
 from electra.files import read_json, read_object, write_json, write_text
 from electra.shards.cleaning import find_near_duplicates, find_repeats, write_dropped
+from electra.shards.config import PrepareConfig
 from electra.shards.pieces import (
     RECORD,
     Piece,

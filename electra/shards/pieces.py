@@ -32,11 +32,11 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from electra.config import PrepareConfig
 from electra.errors import UserError
 from electra.files import read_object, sha256_file, write_json
 from electra.processes import follow_parent, join_ray, usable_cores
 from electra.shards.cleaning import Filters, sign_documents
+from electra.shards.config import PrepareConfig
 from electra.shards.store import PARTS, Count, Parts, ShardWriter
 from electra.text.documents import RangeBorder, Reader, TextCounts, close_last, group_texts
 from electra.text.streams import compression_of, stamp_of, unchanged

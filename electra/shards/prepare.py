@@ -20,7 +20,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
-from electra.config import PrepareConfig
 from electra.errors import require
 from electra.files import (
     UNFINISHED,
@@ -32,6 +31,7 @@ from electra.files import (
     require_same,
     write_json,
 )
+from electra.shards.config import PrepareConfig
 from electra.shards.merging import PIECES, TooLittleText, list_shards, merge_pieces, move_shards
 from electra.shards.pieces import (
     SETTINGS_OF_PIECES,

@@ -13,13 +13,22 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, require
-from electra.model.heads import ClassifierHead
+from electra.model.config import EncoderConfig
+from electra.model.task_heads import ClassifierHead
 from electra.tasks.classification import Labelled, read_labels
-from electra.tasks.family import Constant, Record, Task, choose_columns, find_splits
+from electra.tasks.config import FinetuneConfig
+from electra.tasks.family import (
+    Constant,
+    Inputs,
+    Record,
+    Task,
+    WrittenHead,
+    choose_columns,
+    find_splits,
+)
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_rows
-from electra.text.tables import TableFile, read_table
+from electra.text.tables import TABLE_FORMATS, TableFile, read_table
 from electra.tokenizing.tokenizer import Tokenizer
 
 
@@ -56,23 +65,26 @@ class MultipleChoice(Labelled):
             len(choices) == self.num_choices,
             f"'choices' has {len(choices)} texts; it must have {self.num_choices}, as in training",
         )
+        question = ChoiceQuestion(context, tuple(choices), None)
         for number, text in enumerate(choices):
-            record.require(text.strip() != "", f"'choices' has an empty text, choice {number}")
-        return ChoiceQuestion(context, tuple(choices), None)
+            is_given = text.strip() != "" or self.is_blank(question)
+            record.require(is_given, f"'choices' has an empty text, choice {number}")
+        return question
 
-    def read_records(
+    def read_inputs(
         self, path: Path, columns: Sequence[str], trained: Sequence[str], separator: str = ""
-    ) -> list[dict[str, Any]]:
+    ) -> Inputs:
         """Return contexts with their choices: the rows of a table."""
         table = read_table(path, separator=separator)
         context, *rest = choose_columns(table, columns, trained[:-1])  # the last is the label's
         begin = rest.pop(0) if self.begin else ""
-        choices_of = _read_choices(table, rest, begin, self.num_choices)
+        choices_of = _read_choices(table, rest, begin, self.num_choices, may_be_blank=True)
         contexts = table.column(context)
-        return [
+        found = [
             {"context": context, "choices": list(choices)}
             for context, choices in zip(contexts, choices_of, strict=True)
         ]
+        return Inputs(found, table.rows)
 
     def encode(
         self, examples: Sequence[ChoiceQuestion], tokenizer: Tokenizer, sequence_length: int
@@ -99,6 +111,10 @@ class MultipleChoice(Labelled):
     def find_constant(self, train: Rows, dev: Rows) -> Constant:
         """Return loss and scores of equal probabilities: the order of the choices means nothing."""
         return Constant(math.log(self.num_choices), {"accuracy": 1 / self.num_choices})
+
+    def as_transformers(self, parameters: Mapping[str, Tensor]) -> WrittenHead:
+        """Return a head that gives each choice a logit."""
+        return WrittenHead("MultipleChoice", parameters)
 
     def facts(self) -> dict[str, Any]:
         """Return the family's name, the number of choices and the column that they begin with."""
@@ -142,15 +158,24 @@ def read_choice_task(
 
 
 def _read_choices(
-    table: TableFile, columns: Sequence[str], begin: str, count: int = 0
+    table: TableFile,
+    columns: Sequence[str],
+    begin: str,
+    count: int = 0,
+    *,
+    may_be_blank: bool = False,
 ) -> Sequence[tuple[str, ...]]:
-    """Return the choices of each row: so many, or as many as the first has; none is empty."""
+    """Return the choices of each row: so many, or as many as the first has; none is empty.
+
+    If they `may_be_blank`, all choices of a row may be empty.
+    """
     if len(columns) == 1:
         rows = table.lists(columns[0])
     else:
         rows = list(zip(*(table.column(column) for column in columns), strict=True))
     for number, row in enumerate(rows):
-        if mistake := _find_mistake(row, len(rows[0])):
+        mistake = _find_mistake(row, len(rows[0]))
+        if mistake and not (may_be_blank and len(row) == count and not any(map(str.strip, row))):
             raise UserError(f"{table.place(number)}: {mistake}")
     require(
         count in (0, len(rows[0])),
@@ -175,12 +200,12 @@ def _find_mistake(choices: Sequence[str], count: int) -> str:
 
 
 def read_swag(data: Path) -> Task:
-    """Return SWAG from its folder: train.csv, val.csv and, if there is one, test.csv.
+    """Return SWAG from its folder: train.csv, val.csv and, if there is one, test.csv, or .parquet.
 
     The context is `sent1`, and a choice is `sent2`, where the second sentence begins, and an
     ending. A test file may lack the labels.
     """
-    files = find_splits(data, (".csv",))
+    files = find_splits(data, TABLE_FORMATS)
     tables = {split: [read_table(path) for path in paths] for split, paths in files.items()}
     endings = {
         table.path: [name for name in table.columns if name.startswith("ending")]

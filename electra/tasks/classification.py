@@ -1,10 +1,11 @@
 """Classification and regression of texts and pairs: the label is a name or a number."""
 
 import math
+import re
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -13,17 +14,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, did_you_mean, require
-from electra.model.heads import ClassifierHead, FeatureHead, PairHead
+from electra.model.config import EncoderConfig
+from electra.model.task_heads import ClassifierHead, FeatureHead, PairHead
+from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import (
     PLAIN,
     Constant,
     Family,
+    Inputs,
     Record,
+    WrittenHead,
     choose_columns,
     is_plain,
     is_unlabelled,
+    name_outputs,
 )
 from electra.tasks.predictions import (
     PROB,
@@ -36,6 +41,22 @@ from electra.tasks.predictions import (
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_rows
 from electra.text.tables import TABLE_FORMATS, TableFile, read_table, read_texts, require_format
 from electra.tokenizing.tokenizer import Tokenizer
+
+IDENTITY = {"activation_fn": "torch.nn.modules.linear.Identity", "version": "5.0.0"}
+"""What sentence-transformers' CrossEncoder reads in config.json; without it, a single output goes
+through a sigmoid there."""
+
+
+NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{1,18})?")
+
+
+def order_labels(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names in the order of their outputs: numbers by value, "2" before "10"; else sorted.
+
+    An export then has label 2 at output 2 if the labels are 0, 1, ..., 11.
+    """
+    ordered = sorted(names)
+    return tuple(sorted(ordered, key=float) if all(map(NUMBER.fullmatch, ordered)) else ordered)
 
 
 class Labelled(Family):
@@ -119,6 +140,10 @@ class Labelled(Family):
         answers = self.describe_answers(rows, outputs)
         write_predictions(folder / predictions_name(split), labels, answers)
 
+    def describe_blank(self, example: Any) -> dict[str, Any]:
+        """Return no `prediction` and no probabilities."""
+        return dict.fromkeys(["prediction", *(PROB + label for label in self.labels)])
+
     def describe_answers(self, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
         """Return the `prediction` for each item, and the probability of each label."""
         decided = self.decide(rows, outputs)
@@ -159,6 +184,8 @@ class Classification(Labelled):
     label_range: tuple[float, float] | None = None
     has_pairs: bool = False
     """Whether an example is a pair of texts."""
+    number: str = field(default="number", compare=False)
+    """What an export calls the number of a regression."""
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -171,10 +198,10 @@ class Classification(Labelled):
             return Example(record.text("text_a"), record.text("text_b"), None)
         return Example(record.text("text"), None, None)
 
-    def read_records(
+    def read_inputs(
         self, path: Path, columns: Sequence[str], trained: Sequence[str], separator: str = ""
-    ) -> list[dict[str, Any]]:
-        """Return the rows of a table, or the lines of plain text that are not blank."""
+    ) -> Inputs:
+        """Return the rows of a table, or the lines of plain text."""
         trained = trained[:-1]  # the last is the label's
         if is_plain(path):
             require(
@@ -182,11 +209,13 @@ class Classification(Labelled):
                 f"{path} is plain text, a text a line; {' and '.join(columns or trained)} must be "
                 f"columns of a {', '.join(TABLE_FORMATS)} file",
             )
-            return [{"text": line} for line in read_texts(path)]
+            lines = [{"text": line} for line in read_texts(path)]
+            return Inputs(lines, lines)
         require_format(path, (PLAIN, *TABLE_FORMATS))
         table = read_table(path, separator=separator)
         texts = [table.column(each) for each in choose_columns(table, columns, trained)]
-        return [dict(zip(self.fields, each, strict=True)) for each in zip(*texts, strict=True)]
+        found = [dict(zip(self.fields, each, strict=True)) for each in zip(*texts, strict=True)]
+        return Inputs(found, table.rows)
 
     def encode(
         self, examples: Sequence[Example], tokenizer: Tokenizer, sequence_length: int
@@ -229,6 +258,21 @@ class Classification(Labelled):
             return {"logits": head(*rows, batch.token_type_ids)}
         return {"logits": head(*rows)}
 
+    def as_transformers(self, parameters: Mapping[str, Tensor]) -> WrittenHead:
+        """Return a sequence classifier; a regression gives numbers in the range of the labels."""
+        if self.label_range is None:
+            settings = {"problem_type": "single_label_classification", **name_outputs(self.labels)}
+            return WrittenHead("SequenceClassification", parameters, settings)
+        least, greatest = self.label_range
+        weight, bias = (parameters[f"dense.{each}"] for each in ("weight", "bias"))
+        scaled = {
+            "dense.weight": weight * (greatest - least),
+            "dense.bias": bias * (greatest - least) + least,
+        }
+        settings = {"problem_type": "regression", **name_outputs([self.number])}
+        settings["sentence_transformers"] = IDENTITY
+        return WrittenHead("SequenceClassification", {**parameters, **scaled}, settings)
+
     def facts(self) -> dict[str, Any]:
         """Return the family's name and its labels."""
         return {
@@ -244,6 +288,7 @@ class Classification(Labelled):
             labels=tuple(facts["labels"]),
             label_range=facts["label_range"] and tuple(facts["label_range"]),
             has_pairs=len(facts["columns"]) > 2,  # two texts and the label
+            number=facts["columns"][-1],
         )
 
 

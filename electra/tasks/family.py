@@ -13,10 +13,12 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, require
+from electra.model.config import EncoderConfig
+from electra.model.heads import Kind
+from electra.tasks.config import FinetuneConfig
 from electra.tasks.rows import Outputs, Rows, TaskBatch
-from electra.text.streams import STDIN
+from electra.text.streams import BLOCK_BYTES, STDIN, name_other
 from electra.text.tables import TableFile, format_of, stem_of
 from electra.tokenizing.tokenizer import Tokenizer
 
@@ -83,6 +85,15 @@ class Record:
         require(rule_holds, f"{self.place}: {message}")
 
 
+class Inputs(NamedTuple):
+    """What a file has for a fine-tuned model to answer, in its order."""
+
+    records: list[dict[str, Any]]
+    """As `Family.parse` takes them."""
+    rows: Sequence[Mapping[str, Any]]
+    """What the file has of each: all columns of a table, else the record."""
+
+
 def number_records(values: Iterable[Any]) -> list[Record]:
     """Return dictionaries as records, numbered from 1; refuse any other value."""
     return [Record(f"record {number}", value, number) for number, value in enumerate(values, 1)]
@@ -125,12 +136,18 @@ def find_splits(
         found |= {split: paths} if paths else {}
     if "train" not in found:
         listed = ", ".join(formats) + (f", or name it with {setting}.train" if setting else "")
-        near = "".join(f"; {path.name} is none of these" for path in [*folder.glob("train.*")][:1])
+        near = "".join(f"; {path.name} is {_tell(path)}" for path in [*folder.glob("train.*")][:1])
         raise UserError(f"{data} has no train file; add train with {listed}{near}")
     paths = [path for each in found.values() for path in each]
     twice = [path for path in paths if paths.count(path) > 1]
     require(not twice, f"{', '.join(map(str, twice[:1]))} is of two splits; each has its own file")
     return found
+
+
+def _tell(path: Path) -> str:
+    """Return what a file is that is in none of a task's formats."""
+    with path.open("rb") as file:
+        return name_other(file.read(BLOCK_BYTES)) or "none of these"
 
 
 def find_split(
@@ -187,6 +204,25 @@ class Constant(NamedTuple):
     """Its scores on dev."""
 
 
+class WrittenHead(NamedTuple):
+    """A head for transformers' class of a kind."""
+
+    kind: Kind
+    parameters: Mapping[str, Tensor]
+    """Under the names in the module of `Family.build_head`."""
+    settings: Mapping[str, Any] = {}
+    """Fields of config.json."""
+
+
+def name_outputs(names: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of config.json that name the outputs of a head, in their order."""
+    return {
+        "id2label": {str(place): name for place, name in enumerate(names)},
+        "label2id": {name: place for place, name in enumerate(names)},
+        "num_labels": len(names),  # text-embeddings-inference reads it of ModernBERT
+    }
+
+
 class Family(ABC):
     """A kind of question and its possible answers.
 
@@ -203,6 +239,12 @@ class Family(ABC):
     """Whether the head may be a FeatureHead on a frozen encoder."""
     pools: ClassVar[bool] = False
     """Whether the head reads one state of a row, which `pooling` chooses."""
+
+    def __init_subclass__(cls) -> None:
+        """Let a family inherit no `as_transformers`: its head may differ from its parent's."""
+        super().__init_subclass__()
+        if "as_transformers" not in vars(cls):
+            cls.as_transformers = Family.as_transformers  # type: ignore[method-assign]
 
     @property
     @abstractmethod
@@ -226,11 +268,17 @@ class Family(ABC):
         """Return the text by which an example belongs to train or to dev: by default its first."""
         return str(example[0])
 
+    def is_blank(self, example: Any) -> bool:
+        """Return whether an example has no text at all: there is nothing to answer."""
+        fields = self.record(example).values()
+        texts = (text for each in fields for text in ([each] if isinstance(each, str) else each))
+        return not any(text.strip() for text in texts)
+
     @abstractmethod
-    def read_records(
+    def read_inputs(
         self, path: Path, columns: Sequence[str], trained: Sequence[str], separator: str = ""
-    ) -> list[dict[str, Any]]:
-        """Return the records in a file, as `parse` takes them; labels in the file are ignored.
+    ) -> Inputs:
+        """Return the inputs in a file, one for each line or row; labels in the file are ignored.
 
         Args:
             path: The file, compressed or not.
@@ -292,6 +340,14 @@ class Family(ABC):
         """
         return {}
 
+    def as_transformers(self, parameters: Mapping[str, Tensor]) -> WrittenHead | None:
+        """Return a trained head as transformers has it, with the outputs of `describe_answers`.
+
+        None: no class has such a head, so that an export is refused. A reason that a user can do
+        something about is a UserError.
+        """
+        return None
+
     @abstractmethod
     def facts(self) -> dict[str, Any]:
         """Return what `from_facts` needs to restore the family; "family" is its name."""
@@ -307,6 +363,10 @@ class Family(ABC):
 
         Values are text, numbers and lists of text. All dictionaries have the same keys.
         """
+
+    @abstractmethod
+    def describe_blank(self, example: Any) -> dict[str, Any]:
+        """Return what a blank example has for an answer: the same keys, without values."""
 
 
 @dataclass(frozen=True)

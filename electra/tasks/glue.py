@@ -1,16 +1,16 @@
-"""GLUE, read from its own folder layout.
+"""GLUE, read from its own folder layout, or from that of the Hugging Face hub (nyu-mll/glue).
 
 Source: gluebenchmark.com; classification_tasks.py of the reference.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from electra.errors import UserError
 from electra.tasks.classification import Classification, read_examples
 from electra.tasks.family import Task, find_split, find_splits
-from electra.text.tables import read_table
+from electra.text.tables import TABLE_FORMATS, TableFile, read_table
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,18 @@ class GlueTask:
     columns: tuple[str, ...] = ()
     """Names of the columns of train and dev if these have no header."""
     epochs: int = 3
-    files: tuple[tuple[str, str], ...] = (("train", "train"), ("dev", "dev"), ("test", "test"))
-    """Name of each split's file, without format."""
+    files: tuple[tuple[str, str], ...] = (
+        ("train", "train"),
+        ("dev", "dev|validation"),
+        ("test", "test"),
+    )
+    """Names of each split's file, without format, as a regular expression."""
     is_unordered: bool = False
     """Whether the order of a pair has no meaning, so that train may have it both ways."""
+    hub_texts: tuple[str, ...] = ()
+    """`texts` as the hub names them, if they are others; the label is `label` there."""
+    hub_labels: tuple[str, ...] = ()
+    """`labels` in the order of the hub's numbers, if it is another."""
 
 
 GLUE = {
@@ -49,6 +57,7 @@ GLUE = {
         label="Quality",
         metrics=("accuracy", "f1"),
         is_unordered=True,
+        hub_texts=("sentence1", "sentence2"),
     ),
     "sts-b": GlueTask(
         folders=("STS-B", "STSB", "STS"),
@@ -76,15 +85,16 @@ GLUE = {
         labels=("contradiction", "entailment", "neutral"),
         files=(
             ("train", "train"),
-            ("dev", "dev_matched"),
-            ("dev_mismatched", "dev_mismatched"),
+            ("dev", "(dev|validation)_matched"),
+            ("dev_mismatched", "(dev|validation)_mismatched"),
             ("test", "test_matched"),
             ("test_mismatched", "test_mismatched"),
             ("diagnostic", "diagnostic"),
         ),
+        hub_texts=("premise", "hypothesis"),
+        hub_labels=("entailment", "neutral", "contradiction"),
     ),
 }
-FORMATS = (".tsv",)
 DIAGNOSTIC = ("diagnostic", "AX", "ax")
 """Folders beside MNLI's that may hold the diagnostic set (AX)."""
 NAMES = {folder.lower(): name for name, task in GLUE.items() for folder in task.folders}
@@ -95,19 +105,25 @@ def read_glue_task(name: str, data: Path, *, swap_pairs: bool) -> Task:
     """Return a GLUE task with its examples; test sets come without labels, as distributed."""
     task = GLUE[name]
     folder = _find_folder(task, data)
-    files = find_splits(folder, FORMATS, dict(task.files))
+    files = find_splits(folder, TABLE_FORMATS, dict(task.files))
     if "diagnostic" in dict(task.files):
         for beside in (folder.parent / each for each in DIAGNOSTIC):
-            found = find_split(beside, "diagnostic", FORMATS) if beside.is_dir() else []
+            names = "diagnostic|test"  # the second is the hub's
+            is_there = beside.is_dir()
+            found = find_split(beside, "diagnostic", TABLE_FORMATS, names) if is_there else []
             files |= {"diagnostic": found} if found and "diagnostic" not in files else {}
     examples: dict[str, list[Any]] = {}
     notes = []
+    read: tuple[str, ...] = ()
     for split, paths in files.items():
         is_labelled = split.startswith(("train", "dev"))
         columns, label = (task.columns, task.label) if is_labelled else ((), "")
         examples[split] = []
         for path in paths:
             table = read_table(path, columns, may_be_short=is_labelled)
+            if split == "train":
+                read = _columns_of(task, table)
+            table = _translate(task, table)
             labels = task.label_range or task.labels
             examples[split] += read_examples(table, task.texts, split, label, labels)
             if table.num_short:
@@ -122,18 +138,43 @@ def read_glue_task(name: str, data: Path, *, swap_pairs: bool) -> Task:
         examples,
         epochs=task.epochs,
         files=tuple(path for paths in files.values() for path in paths),
-        columns=(*task.texts, task.label),
+        columns=read,
         swaps_pairs=swap_pairs and task.is_unordered,  # Source: its double_unordered
         notes=tuple(notes),
     )
 
 
+def _columns_of(task: GlueTask, table: TableFile) -> tuple[str, ...]:
+    """Return the columns of texts and label: GLUE's own, or the hub's if the table has those."""
+    own, hub = (*task.texts, task.label), (*(task.hub_texts or task.texts), "label")
+    is_hub = {*hub[:-1]} <= {*table.columns} and not {*own} <= {*table.columns}
+    return hub if is_hub else own
+
+
+def _translate(task: GlueTask, table: TableFile) -> TableFile:
+    """Return a table with GLUE's own columns and labels, whichever it has."""
+    renamed = dict(zip(_columns_of(task, table), (*task.texts, task.label), strict=True))
+    labels = task.hub_labels or task.labels
+
+    def spell(label: object) -> object:
+        is_number = type(label) in (int, str) and str(label).isdecimal()
+        place = int(str(label)) if is_number and str(label) not in labels else -1
+        return labels[place] if 0 <= place < len(labels) else label
+
+    rows = [{renamed.get(name, name): row[name] for name in row} for row in table.rows]
+    for row in rows:
+        if task.label in row:
+            row[task.label] = spell(row[task.label])
+    columns = tuple(renamed.get(name, name) for name in table.columns)
+    return replace(table, columns=columns, rows=rows, names={})
+
+
 def _find_folder(task: GlueTask, data: Path) -> Path:
     names = [name for folder in task.folders for name in (folder, folder.lower())]
     for folder in (data, *(data / name for name in names)):
-        if folder.is_dir() and find_split(folder, "train", FORMATS):
+        if folder.is_dir() and find_split(folder, "train", TABLE_FORMATS):
             return folder
     raise UserError(
-        f"{data} has neither a train.tsv nor a folder {names[0]} with one; give GLUE's folder or "
-        "the task's"
+        f"{data} has neither a file named train ({', '.join(TABLE_FORMATS)}) nor a folder "
+        f"{names[0]} with one; give GLUE's folder or the task's"
     )

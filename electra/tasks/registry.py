@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from electra.config import FinetuneConfig, OwnTaskConfig
+from electra.assignments import override_from_toml
 from electra.errors import UserError, require, require_choice
 from electra.files import require_regular
-from electra.settings import override_from_toml
 from electra.tasks.choice import MultipleChoice, read_swag
 from electra.tasks.classification import Classification
-from electra.tasks.family import Family, Task
+from electra.tasks.config import FinetuneConfig, OwnTaskConfig
+from electra.tasks.family import Family, Inputs, Task
 from electra.tasks.glue import GLUE, NAMES, read_glue_task
 from electra.tasks.own import read_own_task
 from electra.tasks.squad import SpanExtraction, read_squad_task
@@ -108,12 +108,10 @@ def restore_family(facts: dict[str, Any]) -> Family:
     return FAMILIES[family].from_facts(facts)
 
 
-def read_records(
-    facts: dict[str, Any], path: Path, columns: Sequence[str] = ()
-) -> list[dict[str, Any]]:
-    """Return the records in a file for a saved model with these facts to answer.
+def read_inputs(facts: dict[str, Any], path: Path, columns: Sequence[str] = ()) -> Inputs:
+    """Return the inputs in a file for a saved model with these facts to answer.
 
-    `Family.read_records` says which files, columns and refusals. A .csv or .tsv has the separator
+    `Family.read_inputs` says which files, columns and refusals. A .csv or .tsv has the separator
     of training's, unless its first line has others alone.
     """
     family, separator = restore_family(facts), facts.get("separator", "")
@@ -122,4 +120,4 @@ def read_records(
             first = stream.readline().decode("utf-8", "replace")
         if separator not in first and any(map(first.count, SEPARATORS)):
             separator = ""  # its first line tells
-    return family.read_records(path, columns, facts["columns"], separator)
+    return family.read_inputs(path, columns, facts["columns"], separator)

@@ -18,11 +18,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from electra.config import EncoderConfig, FinetuneConfig, SquadConfig
 from electra.errors import UserError, require
 from electra.files import parse_json, write_json
-from electra.model.heads import UNANSWERABLE_WEIGHT, BeamSpanHead, SpanHead, span_loss
-from electra.tasks.family import Constant, Family, Record, Task, choose_columns, find_splits
+from electra.model.config import EncoderConfig
+from electra.model.task_heads import UNANSWERABLE_WEIGHT, BeamSpanHead, SpanHead, span_loss
+from electra.tasks.config import FinetuneConfig, SquadConfig
+from electra.tasks.family import (
+    Constant,
+    Family,
+    Inputs,
+    Record,
+    Task,
+    WrittenHead,
+    choose_columns,
+    find_splits,
+)
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, own_words, pad_rows
 from electra.tasks.squad_score import score_v1, score_v2
 from electra.text.tables import TABLE_FORMATS, format_of, read_content, read_table, require_format
@@ -389,9 +399,13 @@ class SpanExtraction(Family):
         name = record.name("id") if "id" in record.fields else str(record.number)
         return SpanQuestion(name, record.text("question"), record.text("context"), None, None)
 
-    def read_records(
+    def is_blank(self, example: SpanQuestion) -> bool:
+        """Return whether there is neither a question nor a context; an id is no text."""
+        return not (example.text + example.context).strip()
+
+    def read_inputs(
         self, path: Path, columns: Sequence[str], trained: Sequence[str], separator: str = ""
-    ) -> list[dict[str, Any]]:
+    ) -> Inputs:
         """Return the questions of SQuAD's or MRQA's files, or the rows of a table.
 
         The id of a row is that of its column `id`; without such a column, the number of its line.
@@ -409,7 +423,8 @@ class SpanExtraction(Family):
             texts, contexts = map(table.column, choose_columns(table, columns, COLUMNS))
             ids = table.column("id") if "id" in table.columns else map(str, table.lines)
             asked = list(zip(ids, texts, contexts, strict=True))
-        return [dict(zip(self.fields, each, strict=True)) for each in asked]
+        found = [dict(zip(self.fields, each, strict=True)) for each in asked]
+        return Inputs(found, table.rows if table and len(table.rows) == len(found) else found)
 
     def encode(
         self, examples: Sequence[SpanQuestion], tokenizer: Tokenizer, sequence_length: int
@@ -528,6 +543,15 @@ class SpanExtraction(Family):
         ):
             write_json(folder / f"{prefix}{name}.json", dict(zip(ids, values, strict=True)))
 
+    def as_transformers(self, parameters: Mapping[str, Tensor]) -> WrittenHead:
+        """Return the two logits of each position; refuse the head that searches."""
+        require(
+            self.head == "plain",
+            f"transformers has no class with a {self.head} head, which searches; fine-tune with "
+            "--set squad.head=plain to export, or use electra predict",
+        )
+        return WrittenHead("QuestionAnswering", parameters)
+
     def facts(self) -> dict[str, Any]:
         """Return the family's name, the head and the threshold of the null odds."""
         return {"family": "squad", "head": self.head, "null_threshold": self._threshold}
@@ -560,6 +584,10 @@ class SpanExtraction(Family):
                 rows.examples, found.n_best, found.texts, found.null_odds, strict=True
             )
         ]
+
+    def describe_blank(self, example: SpanQuestion) -> dict[str, Any]:
+        """Return no answer and no span."""
+        return {"id": example.id, **dict.fromkeys(("answer", "span", "start", "prob_none"))}
 
     @property
     def _threshold(self) -> float:

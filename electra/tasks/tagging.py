@@ -7,6 +7,7 @@ entities of every scheme, since a prefix means the same wherever it occurs:
     IOB1    I begins an entity; B does so only directly after another entity of its type
     BIOES   E ends an entity, S is one of a single word; also called IOBES
     BILOU   the same with L and U for E and S
+    BMES    the same as BIOES with M for I, as Chinese sets have it
 
 Entities are written in IOB2: it has the fewest labels of the schemes, so each is learnt from the
 most examples, and transformers' token classifiers and most published files use it.
@@ -15,7 +16,7 @@ most examples, and transformers' token classifiers and most published files use 
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
@@ -25,13 +26,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, did_you_mean, require
-from electra.model.heads import ClassifierHead, FeatureHead
-from electra.tasks.classification import Labelled
-from electra.tasks.family import Record, Task, find_splits, is_plain, is_unlabelled
+from electra.model.config import EncoderConfig
+from electra.model.task_heads import ClassifierHead, FeatureHead
+from electra.tasks.classification import Labelled, order_labels
+from electra.tasks.config import FinetuneConfig
+from electra.tasks.family import (
+    Inputs,
+    Record,
+    Task,
+    WrittenHead,
+    find_splits,
+    is_plain,
+    is_unlabelled,
+    name_outputs,
+)
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_words, own_words, pad_rows
-from electra.text.tables import format_of, read_table, read_text_lines, read_texts, require_format
+from electra.text.tables import (
+    TableFile,
+    format_of,
+    read_table,
+    read_text_lines,
+    read_texts,
+    require_format,
+)
 from electra.tokenizing.tokenizer import Tokenizer
 
 LISTS = (".jsonl", ".parquet")
@@ -39,9 +57,11 @@ LISTS = (".jsonl", ".parquet")
 FORMATS = (".txt", ".conll", ".conllu", ".tsv", ".iob", *LISTS)
 FIELDS = ("tokens", "tags")
 """Names of the lists."""
+TAGS = (FIELDS[1], "ner_tags")
+"""Names of the lists of tags, of which the first is taken that is there."""
 DOCUMENT_START = "-DOCSTART-"
 ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
-ENTITY_TAG = re.compile(r"O|[BIESLU](-.+)?")
+ENTITY_TAG = re.compile(r"O|[BIMESLU](-.+)?")
 LIKE_ENTITY = re.compile(r"[BI][-_:./|].+|.+[-_:./|][BI]", re.IGNORECASE)
 """Tags that other programs read as those of entities."""
 MOST_UNSEEN = 0.01
@@ -72,13 +92,13 @@ def find_entities(tags: Sequence[str]) -> list[Entity]:
     ENTITY_TAG matches each tag.
 
     Source: conlleval.pl startOfChunk and endOfChunk; for B after E, and for S, which it does not
-    know, get_entities of seqeval, which does the same elsewhere.
+    know, get_entities of seqeval, which does the same elsewhere. M, which neither knows, is I.
     """
     entities: list[Entity] = []
     before, type_before = "O", ""
     for place, tag in enumerate(tags):
         prefix, entity_type = tag[0], type_of(tag)
-        if prefix in "IEL" and before in "BI" and entity_type == type_before:
+        if prefix in "IMEL" and before in "BIM" and entity_type == type_before:
             entities[-1] = entities[-1]._replace(stop=place + 1)
         elif prefix != "O":
             entities.append(Entity(entity_type, place, place + 1))
@@ -172,7 +192,7 @@ def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) 
     notes: list[str] = []
     read = {"train": [(path, read_sentences(path, *columns, (), notes)) for path in files["train"]]}
     tags = {tag for _, part in read["train"] for sentence in part for tag in sentence.tags}
-    train, labels = files["train"][0], tuple(sorted(tags))
+    train, labels = files["train"][0], order_labels(tags)
     require(len(labels) > 1, f"{train}: every tag is {labels[0]!r}; two are needed")
     has_entities = any(tag.startswith(("B-", "I-")) for tag in labels) or all(
         ENTITY_TAG.fullmatch(tag) for tag in labels
@@ -217,7 +237,8 @@ def _lacks_tags(
 ) -> bool:
     """Return whether a test file has fewer columns than train, or tags that are no labels."""
     if format_of(path) in LISTS:
-        cells = [row.get(FIELDS[1]) or [None] for row in read_table(path).rows]
+        table = read_table(path)
+        cells = [row.get(_tags_of(table)) or [None] for row in table.rows]
         return is_unlabelled(
             chain.from_iterable(cell if isinstance(cell, list) else [cell] for cell in cells),
             labels,
@@ -255,7 +276,7 @@ def _check_tags(
         )
         require(
             not has_entities or ENTITY_TAG.fullmatch(tag) is not None,
-            f"{place}: the tag {tag!r} must be O or begin with B-, I-, E-, S-, L- or U-, as "
+            f"{place}: the tag {tag!r} must be O or begin with B-, I-, M-, E-, S-, L- or U-, as "
             "entities' tags do",
         )
         is_entity = has_entities and (tag == "O" or type_of(tag) in types)
@@ -305,7 +326,7 @@ def read_sentences(
 def _read_lists(path: Path, field: str, *, has_tags: bool) -> list[TaggedSentence]:
     table = read_table(path)
     words_of = table.lists(field)
-    tags_of = table.lists(FIELDS[1]) if has_tags else [()] * len(words_of)
+    tags_of = table.lists(_tags_of(table)) if has_tags else [()] * len(words_of)
     sentences = []
     for number, (words, tags) in enumerate(zip(words_of, tags_of, strict=True)):
         require(
@@ -317,6 +338,11 @@ def _read_lists(path: Path, field: str, *, has_tags: bool) -> list[TaggedSentenc
             line = table.lines[number]
             sentences.append(TaggedSentence(list(words), list(tags), [line] * len(words)))
     return sentences
+
+
+def _tags_of(table: TableFile) -> str:
+    """Return the name of the tags' lists; of several columns that hubs have, the entities'."""
+    return next((name for name in TAGS if name in table.columns), TAGS[0])
 
 
 def _find_model(lines: Sequence[str]) -> tuple[int, Callable[[str], list[str]]]:
@@ -458,9 +484,13 @@ class Tagging(Labelled):
         record.require("" not in words, "'tokens' has an empty text; a word must not be empty")
         return TaggedSentence(words, [], [])
 
-    def read_records(
+    def is_blank(self, example: TaggedSentence) -> bool:
+        """Return whether there are no words; white space may be one."""
+        return not example.words
+
+    def read_inputs(
         self, path: Path, columns: Sequence[str], trained: Sequence[str], separator: str = ""
-    ) -> list[dict[str, Any]]:
+    ) -> Inputs:
         """Return sentences of words: columns, JSON lines, or lines of plain text split at spaces.
 
         A .txt file is plain text unless the column of the word is named.
@@ -472,14 +502,15 @@ class Tagging(Labelled):
             lines = [line.split() for line in read_texts(path)]
             word, tag = [*trained, "last"][:2]
             place = int(tag) - 1 if tag.isdecimal() else -1
-            rows = [words for words in lines if words[0] != "#" and len(words) > place]
+            rows = [words for words in lines if words[:1] != ["#"] and len(words) > max(0, place)]
             tags = {words[place] for words in rows}
             require(
                 not (tags <= set(self.labels) and any(map(str.isalnum, tags))),
                 f"{path}: every line has a tag, as in a file of columns; if it is one, say which "
                 f"column is the word's: --columns {word if word.isdecimal() else 1}",
             )
-            return [{"tokens": words} for words in lines]
+            found: list[dict[str, Any]] = [{"tokens": words} for words in lines]
+            return Inputs(found, found)
         require_format(path, FORMATS)
         column = columns[0] if columns else trained[0]
         require(
@@ -488,7 +519,8 @@ class Tagging(Labelled):
         )
         number, field = int(column) if column.isdecimal() else 1, [*columns, FIELDS[0]][0]
         sentences = read_sentences(path, number, None, self.labels, [], field)
-        return list(map(self.record, sentences))
+        found = list(map(self.record, sentences))
+        return Inputs(found, read_table(path).rows if format_of(path) in LISTS else found)
 
     def encode(
         self, examples: Sequence[TaggedSentence], tokenizer: Tokenizer, sequence_length: int
@@ -593,6 +625,10 @@ class Tagging(Labelled):
                 lines.append(f"{name}\t{scores}\t{numbers}\n")
             (folder / f"{before}types.tsv").write_text("".join(lines), encoding="utf-8")
 
+    def as_transformers(self, parameters: Mapping[str, Tensor]) -> WrittenHead:
+        """Return a token classifier; the tag of a word is that of its first token."""
+        return WrittenHead("TokenClassification", parameters, name_outputs(self.labels))
+
     def facts(self) -> dict[str, Any]:
         """Return the family's name and its labels."""
         return {"family": "tagging", "labels": list(self.labels)}
@@ -601,6 +637,10 @@ class Tagging(Labelled):
     def from_facts(cls, facts: dict[str, Any]) -> Self:
         """Return the family of a saved model."""
         return cls(tuple(facts["labels"]))
+
+    def describe_blank(self, example: TaggedSentence) -> dict[str, Any]:
+        """Return no words and no tags."""
+        return {"tokens": [], "tags": []}
 
     def describe_answers(self, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
         """Return each sentence's `tokens`, which are its words, and their `tags`."""

@@ -85,6 +85,7 @@ class Display:
     def __init__(self, *, steps: int, title: str = "Pre-training") -> None:
         self._steps = steps
         self._title = printable(title)
+        self._passes = ""
         self._last: dict[str, Mapping[str, Any]] = {"train": {}, "heldout": {}}
         self._has_begun = False
         self._num_lines = 0
@@ -99,18 +100,23 @@ class Display:
 
     def show(self, record: Mapping[str, Any]) -> None:
         """Show a record: redraw the panel on a terminal, print a line of numbers elsewhere."""
+        part = record["part"]
         if not self._has_begun:
             self._has_begun = True
             self._screen.start()
-            self._screen.print_line(f"# {self._title}: {self._steps:,} steps.")
-        part = record["part"]
-        if part in BEFORE:
+        if part == "begin":
+            length = f"{self._steps:,} steps, {format_count(record['tokens'])} tokens"
+            self._passes = format_passes(record["passes"])
+            self._screen.print_line(f"# {self._title}: {length}, {self._passes}.")
+        elif part in BEFORE:
             self._tell(BEFORE[part])
         elif part == "fetching":
             text = f"fetching shards: {record['done']:,} of {record['total']:,} files"
             if self._screen.live or time.monotonic() > self._told + SECONDS_BETWEEN_LINES:
                 self._told = time.monotonic()
                 self._tell(text)
+        elif part == "start":
+            print_note(record["text"])
         elif part == "alarm":
             print_note(f"step {record['step']:,}: {record['text']}")
         else:
@@ -163,7 +169,7 @@ class Display:
         )
         return Panel(
             Group(*lines),
-            title=Text(self._title, style="bold"),
+            title=Text(self._title, style="bold").append(self._passes and f" · {self._passes}"),
             title_align="left",
             box=box.ROUNDED,
             border_style="dim",
@@ -191,6 +197,14 @@ class Display:
                 )
             table.add_row(*cells, style="dim" if is_constant else "")
         return table
+
+
+def format_passes(passes: Mapping[str, float]) -> str:
+    """Return how often a run reads its text, or each corpus of a mixture."""
+    return ", ".join(
+        f"{f'{n:,.0f}' if n >= 10 else f'{n:.2g}'} passes over {printable(name)}"
+        for name, n in passes.items()
+    )
 
 
 def _columns() -> list[tuple[str, str, str, int]]:

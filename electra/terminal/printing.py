@@ -16,6 +16,7 @@ from rich.console import Console, ConsoleDimensions
 from rich.table import Table as RuledTable
 from rich.text import Text
 
+from electra.errors import hide_passwords
 from electra.processes import find_place
 from electra.reports.rendering import Table
 from electra.reports.tokens import Sentence, TokenView, Word, describe
@@ -204,7 +205,8 @@ def _column_width(view: TokenView) -> int:
 
 
 def printable(text: str) -> str:
-    """Return the text with control characters, which could garble the terminal, replaced."""
+    """Return the text without passwords and control characters, which could garble the terminal."""
+    text = hide_passwords(text)
 
     def is_harmless(char: str) -> bool:
         return char.isprintable() or char in JOINERS or unicodedata.category(char) == "Zs"

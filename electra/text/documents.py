@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal, cast
 
-from electra.config import TextConfig
 from electra.errors import UserError, require
+from electra.text.config import TextConfig
 from electra.text.sources import (
     FIRST_BYTES,
     NAMED_FORMS,
@@ -43,6 +43,7 @@ from electra.text.streams import (
     is_dataset,
     is_url,
     is_utf8,
+    name_other,
     open_source,
     replace_surrogates,
     stream_blocks,
@@ -146,7 +147,7 @@ class Reader:
                 if format_of(path) in COLUMNAR_FORMATS:
                     if start == 0:
                         self._note_form(NAMED_FORMS[format_of(path)])
-                    yield from self._read_columns(path, stream, start, stop)
+                    yield from self._read_columns(path, source, stream, start, stop)
                     return
                 encoding = encoding_of(path, self.settings.encoding)
                 stream = transcode(stream, encoding, self._count_invalid, path)
@@ -184,18 +185,18 @@ class Reader:
         head, is_whole = first.decode("utf-8", "replace"), len(first) < FIRST_BYTES
         form, kind = tell_form(path, head, self.settings, is_whole=is_whole)
         if not (is_url(path) or path.is_file()):  # a pipe, whose content nobody has seen before
-            kind = why_no_text(first, UTF8) or kind
+            kind = name_other(first) or why_no_text(first, UTF8) or kind
         if form is None or kind:
             raise UserError(f"{path} is not text: {kind}")
         blocks = itertools.chain([first], iter(lambda: stream.read(BLOCK_BYTES), b""))
         return form, stream_blocks(filter(None, blocks))
 
     def _read_columns(
-        self, path: Path, stream: IO[bytes], start: int, stop: int | None
+        self, path: Path, source: IO[bytes], stream: IO[bytes], start: int, stop: int | None
     ) -> Iterator[list[str]]:
         before = self.counts.source_bytes
         if format_of(path) == ".parquet":
-            texts = parquet_texts(path, stream, self.settings.text_field, start, stop)
+            texts = parquet_texts(path, source, stream, self.settings.text_field, start, stop)
         else:
             texts = arrow_texts(path, stream, self.settings.text_field)
         for text in texts:
@@ -511,7 +512,8 @@ class _Content:
         self.path = path
         self.open = ExitStack()
         self.source, self.stream = self.open.enter_context(open_source(path))
-        self.is_plain = not compression_of(path) and path != STDIN and self.source.seekable()
+        is_compressed = self.source is not self.stream
+        self.is_plain = not is_compressed and path != STDIN and self.source.seekable()
         self.buffer = b""
         self.first = 0
         """Position of the first byte in the buffer."""

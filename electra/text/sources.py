@@ -10,6 +10,7 @@ that of all others.
 """
 
 import glob
+import itertools
 import os
 import re
 import stat
@@ -17,19 +18,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from electra.config import TextConfig
 from electra.errors import UserError, did_you_mean, require
 from electra.files import parse_json
+from electra.text.config import TextConfig
 from electra.text.streams import (
     DETECT,
     MAX_INVALID_SHARE,
     STDIN,
     UTF8,
     check_encoding,
+    compression_of,
     decode_beginning,
     detect,
     find_mark,
@@ -39,10 +40,17 @@ from electra.text.streams import (
     is_url,
     is_utf8,
     looks_utf8,
+    name_other,
     open_source,
     status_of,
 )
-from electra.text.tables import COLUMNAR_FORMATS, format_of, tell_separator
+from electra.text.tables import (
+    COLUMNAR_FORMATS,
+    PARQUET_FILE,
+    SEPARATOR_LINE,
+    format_of,
+    tell_separator,
+)
 
 AS_USUAL = TextConfig()
 FIRST_BYTES = 1 << 16
@@ -74,18 +82,18 @@ FOREIGN = {
     r"(<!--.*?-->\s*)*(<\?xml[^>]*>\s*)?(<!doctype html|<html)\b": f"HTML; {EXTRACT}",
     r"(<!--.*?-->\s*)*(<\?xml|<!doctype)\b": f"XML; {EXTRACT}",
     r"WARC/\d": f"a WARC archive of web pages; {EXTRACT}",
-    r"%PDF-|%!PS|\{\\rtf": f"PDF, PostScript or RTF; {EXTRACT}",
+    r"%!PS|\{\\rtf": f"PostScript or RTF; {EXTRACT}",
     r"--[- \n]*(mysql|mariadb|postgresql|sqlite)\b.*dump": "a dump of SQL",
     r"(insert into|create table)( if not exists)? [`\"\w.]+\s*(\(|values)": "SQL",
     r"(webvtt\b.*\s+)?(\d+\s+)?(\d\d:)?\d\d:\d\d[,.]\d{3} -->": f"subtitles; {EXTRACT}",
     r"# (newdoc|sent_id|text|global\.columns)\b.*\n(#.*\n)*\S+\t\S": "a table of CoNLL-U",
     r"(?-i:[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64}|[0-9a-f]{128}) [ *]\S": "a list of hashes",
-    r"version https://git-lfs\.github\.com/": "a pointer of Git LFS; git lfs pull fetches the file",
     r"[\[{]\s*\{?\s*'[^'\n]*'\s*:": "Python's way of writing records; write JSON",
 }
 """How what is no text begins, in any case, and what it is."""
 MARKUP = re.compile(r"<[a-z][\w:.-]*(\s[^<>]*)?/?>.*(</[a-z]|/>)", re.IGNORECASE | re.DOTALL)
 JSON_OBJECT = re.compile(r'\{\s*(?:"(?:[^"\\]|\\.)*"\s*:|\}\s*$)')
+JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 JSON_ARRAY = re.compile(r'\[\s*(?:\{\s*["}]|"(?:[^"\\]|\\.)*"\s*[,\]])')
 FEW_LINES = 10
 """Lines by which JSON lines and tables are told."""
@@ -124,6 +132,8 @@ class Sources:
     """Skipped files and folders, each with its kind, such as "binary"."""
     encodings: tuple[tuple[Path, str], ...] = ()
     """Files that are not UTF-8 and the encoding detected for each."""
+    links: tuple[tuple[Path, str], ...] = ()
+    """Files that lie outside of the folder where a link to them was found, and where."""
 
 
 def find_sources(paths: Sequence[str], settings: TextConfig = AS_USUAL) -> Sources:
@@ -138,6 +148,7 @@ def find_sources(paths: Sequence[str], settings: TextConfig = AS_USUAL) -> Sourc
     check_encoding(encoding)
     files: list[Path] = []
     passed_over: list[tuple[Path, str]] = []
+    links: list[tuple[Path, str]] = []
     for name in paths:
         require(bool(name), "an empty name among the texts; . is this folder")
         path = Path(name)
@@ -166,10 +177,11 @@ def find_sources(paths: Sequence[str], settings: TextConfig = AS_USUAL) -> Sourc
         chosen = _choose_text(looks, passed_over)
         require(bool(chosen), "; ".join(filter(None, (rule, name_passed_over(passed_over)))))
         files += chosen
+        links += [] if is_url(name) else _find_links(name, chosen)
     files = list(dict.fromkeys(files))
     told = [(path, encoding_of(path, encoding)) for path in files] if encoding == DETECT else []
     others = tuple((path, name) for path, name in told if not is_utf8(name))
-    return Sources(tuple(files), tuple(dict.fromkeys(passed_over)), others)
+    return Sources(tuple(files), tuple(dict.fromkeys(passed_over)), others, tuple(links))
 
 
 def encoding_of(path: Path, encoding: str) -> str:
@@ -181,7 +193,7 @@ def encoding_of(path: Path, encoding: str) -> str:
     if format_of(path) in COLUMNAR_FORMATS:
         return UTF8
     with open_source(path) as (_, stream):
-        blocks = islice(iter(lambda: stream.read(FIRST_BYTES), b""), MAX_ASCII_BLOCKS)
+        blocks = itertools.islice(iter(lambda: stream.read(FIRST_BYTES), b""), MAX_ASCII_BLOCKS)
         first = next((block for block in blocks if not block.isascii() or b"\0" in block), b"")
         return detect(first + stream.read(FIRST_BYTES)) or UTF8
 
@@ -250,6 +262,16 @@ def _match(pattern: str, passed_over: list[tuple[Path, str]]) -> Iterator[Path]:
             passed_over.append((written, kind_of(written)))
 
 
+def _find_links(name: str, files: Sequence[Path]) -> Iterator[tuple[Path, str]]:
+    """Yield the files that are not in the folder of a name or pattern, but linked from there."""
+    plain = itertools.takewhile(lambda part: not glob.has_magic(part), Path(name).parts)
+    top, place_of = Path(*plain).resolve(), cache(Path.resolve)
+    for path in files:
+        place = place_of(path) if path.is_symlink() else place_of(path.parent) / path.name
+        if not place.is_relative_to(top):
+            yield path, f"a link to {place}"
+
+
 def _choose_text(
     looks: Mapping[Path, tuple[Form | None, str]], passed_over: list[tuple[Path, str]]
 ) -> list[Path]:
@@ -290,11 +312,14 @@ def look(path: Path, settings: TextConfig) -> tuple[Form | None, str]:
         return None, "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
     if not status.st_size:
         return None, "empty"
+    with open_source(path) as (source, stream):
+        first, is_compressed = stream.read(FIRST_BYTES), source is not stream
     if format_of(path) in COLUMNAR_FORMATS:
-        return NAMED_FORMS[format_of(path)], ""
-    with open_source(path) as (_, stream):
-        first = stream.read(FIRST_BYTES)
-    if kind := why_no_text(first, settings.encoding):
+        other = "" if first.startswith(PARQUET_FILE) else name_other(first)
+        return (None, other) if other else (NAMED_FORMS[format_of(path)], "")
+    if kind := name_other(first) or why_no_text(first, settings.encoding):
+        if kind == "binary" and compression_of(path) and not is_compressed:
+            kind = f"damaged: it does not begin as {compression_of(path)} files do"
         return None, kind
     name = (detect(first) or UTF8) if settings.encoding == DETECT else settings.encoding
     head, _ = decode_beginning(first, name)
@@ -345,6 +370,8 @@ def tell_form(
     if len(lines) > 1 and not is_whole:
         lines.pop()  # cut off
     lines = [line for line in lines if line.strip()][:FEW_LINES]
+    if head[:1] == '"' and _are_strings(lines, is_prose=kind in PROSE):
+        return "JSON lines", ""
     if head[:1] in ("{", "["):
         return _tell_json(head, lines, settings.text_field, is_whole=is_whole)
     if kind not in PROSE and MARKUP.match(head):
@@ -376,6 +403,12 @@ def _tell_json(
     return form, ""
 
 
+def _are_strings(lines: Sequence[str], *, is_prose: bool) -> bool:
+    """Return whether each line is a string of JSON; one line of prose is rather a quotation."""
+    is_one = is_prose and len(lines) == 1
+    return not is_one and all(JSON_STRING.fullmatch(line.strip()) for line in lines)
+
+
 def _parse_record(line: str) -> Any:
     """Return the object or the list that a line is; None: it is something else."""
     try:
@@ -389,6 +422,8 @@ def _tell_table(
     lines: Sequence[str], text_field: str, *, is_prose: bool
 ) -> tuple[Form | None, str]:
     """Return the form of lines: a table with the column that holds the text, or plain text."""
+    if lines and SEPARATOR_LINE.fullmatch(lines[0]):
+        lines = lines[1:]
     if len(lines) > 1:
         separator = tell_separator(lines[0])
         columns = [name.strip('" \r') for name in lines[0].split(separator)]

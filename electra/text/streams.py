@@ -11,9 +11,10 @@ import shutil
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any, cast
@@ -24,6 +25,9 @@ from electra.files import HASHES, cache_folder, flush_file, parse_object, sha256
 STDIN = Path("-")
 ZSTD_BITE_BYTES = 512
 """Compressed bytes per call of zstd. The expansion is at most 32,000 times, so 16 MB per call."""
+ZSTD_WINDOW_LOG = 31
+"""Largest window of zstd, 2 GB: that of `zstd --long=31`. It takes memory as far as the content
+fills it. A frame with a larger window is refused."""
 BLOCK_BYTES = 1 << 16
 TRUSTED_SECONDS = 24 * 3600
 """Time for which files are not compared with their sha256 again: bits flip without a change."""
@@ -33,20 +37,34 @@ TRUSTED_SECONDS = 24 * 3600
 def open_source(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     """Yield the raw file, whose position is the progress, and the stream of decompressed content.
 
+    The first bytes tell the compression, whatever the name; without any, both are the same.
     A damaged or unreadable file is a UserError, which can happen at any read of the content.
     """
-    compression = compression_of(path)
+    open_content = None
     with _explain_url(path), ExitStack() as stack:
         try:
             source = open_stdin() if path == STDIN else stack.enter_context(path.open("rb"))
-            stream = source
-            if compression:
-                stream = stack.enter_context(DECOMPRESSORS[compression](source))
+            first, stream = _look_into(source)
+            begins = (each for each, begin, _ in COMPRESSIONS if begin.match(first))
+            if open_content := next(begins, None):
+                stream = stack.enter_context(open_content(stream))
             yield source, stream
-        except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
-            raise UserError(f"{path} is damaged or cut off: {error}") from None
-        except OSError as error:
-            raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+        except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile, OSError) as error:
+            said = getattr(error, "strerror", None) or str(error)
+            is_damage = open_content and not getattr(error, "errno", None)
+            if is_damage and not NO_DAMAGE.search(said):
+                raise UserError(f"{path} is damaged or cut off: {said}") from None
+            raise UserError(f"{path} cannot be read: {said}") from None
+
+
+def _look_into(source: IO[bytes]) -> tuple[bytes, IO[bytes]]:
+    """Return the first bytes of a file, and the stream of its content with them."""
+    first = source.read(COMPRESSION_BYTES)
+    if source.seekable():
+        source.seek(-len(first), os.SEEK_CUR)
+        return first, source
+    rest = iter(lambda: source.read(BLOCK_BYTES), b"")
+    return first, stream_blocks(chain(filter(None, [first]), rest))
 
 
 def open_stdin() -> IO[bytes]:
@@ -99,9 +117,9 @@ def unchanged(path: Path, stamp: tuple[int, int] | None = None) -> Iterator[None
 
 
 def compression_of(path: Path) -> str:
-    """Return the suffix of the file's compression, such as ".gz", or "" for a plain file."""
+    """Return the suffix of the compression that a file's name says, such as ".gz", or ""."""
     suffix = path.suffix.lower()
-    return suffix if suffix in DECOMPRESSORS else ""
+    return suffix if suffix in COMPRESSED_SUFFIXES else ""
 
 
 def stream_blocks(blocks: Iterator[bytes]) -> IO[bytes]:
@@ -130,32 +148,75 @@ class _Blocks(io.RawIOBase):
 
 
 def _open_zstd(source: IO[bytes]) -> IO[bytes]:
-    if sys.version_info >= (3, 14):
-        return import_module("compression.zstd").open(source)
-    return stream_blocks(_expand_zstd(source, import_extra("zstandard", "zstd", Path(source.name))))
+    return stream_blocks(_expand_zstd(source))
 
 
-def _expand_zstd(source: IO[bytes], zstandard: Any) -> Iterator[bytes]:
+def _expand_zstd(source: IO[bytes]) -> Iterator[bytes]:
     """Yield a .zst file's content; zstandard's own reader takes a truncated file for a whole."""
+    new_frame, error_of_zstd = _load_zstd()
     frame, rest = None, b""
     while data := rest or source.read(ZSTD_BITE_BYTES):
-        frame = frame or zstandard.ZstdDecompressor().decompressobj()
+        frame = frame or new_frame()
         try:
             yield frame.decompress(data)
-        except zstandard.ZstdError as error:
-            raise EOFError(str(error)) from None
+        except error_of_zstd as error:
+            limit = f" (at most zstd --long={ZSTD_WINDOW_LOG})" if "memory" in str(error) else ""
+            raise EOFError(f"{error}{limit}") from None
         rest = frame.unused_data if frame.eof else b""
         frame = None if frame.eof else frame
     if frame:
         raise EOFError("the end of the last frame is missing")
 
 
-DECOMPRESSORS: dict[str, Callable[[IO[bytes]], Any]] = {
-    ".bz2": bz2.open,
-    ".gz": gzip.open,
-    ".xz": lzma.open,
-    ".zst": _open_zstd,
+def _load_zstd() -> tuple[Callable[[], Any], type[Exception]]:
+    """Return what makes the decompressor of a frame, and the error of a frame that is none."""
+    if sys.version_info >= (3, 14):
+        zstd = import_module("compression.zstd")
+        options = {zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_LOG}
+        return lambda: zstd.ZstdDecompressor(options=options), zstd.ZstdError
+    zstandard = import_extra("zstandard", "zstd", "reading a file that zstd compressed")
+    decompressor = zstandard.ZstdDecompressor(max_window_size=1 << ZSTD_WINDOW_LOG)
+    return decompressor.decompressobj, zstandard.ZstdError
+
+
+COMPRESSIONS: tuple[tuple[Callable[[IO[bytes]], Any], re.Pattern[bytes], tuple[str, ...]], ...] = (
+    (gzip.open, re.compile(rb"\x1f\x8b"), (".gz", ".gzip")),
+    (bz2.open, re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), (".bz2", ".bzip2")),
+    (lzma.open, re.compile(rb"\xfd7zXZ\0|\]\0\0"), (".xz", ".lzma")),
+    (_open_zstd, re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), (".zst", ".zstd")),
+)
+"""How compressed content is opened, how it begins, and the suffixes of its files."""
+COMPRESSION_BYTES = 10
+COMPRESSED_SUFFIXES = {suffix for *_, suffixes in COMPRESSIONS for suffix in suffixes}
+NO_DAMAGE = re.compile("memory|dictionary|support", re.IGNORECASE)
+"""What a decompressor says of a sound file that it cannot read."""
+
+OTHERS = {
+    rb"version https://git-lfs\.github\.com/": (
+        "a pointer of Git LFS, not the file itself; `git lfs pull` fetches it"
+    ),
+    rb"(?s)PK\x03\x04.*?(xl/[_w]|spreadsheet)": "a workbook; save the sheet as .csv in UTF-8",
+    rb"(?s)PK\x03\x04.*?(word/|epub|opendocument)": "a document; save or convert it as .txt",
+    rb"PK\x03\x04": "a ZIP archive; unpack it first",
+    rb"(?s).{257}ustar": "a tar archive; `tar -xf` unpacks it",
+    rb"7z\xbc\xaf|Rar!\x1a|\x04\x22\x4d\x18|\x1f\x9d|LZIP\x01": (
+        "an archive of 7-Zip, RAR, LZ4, compress or lzip; unpack it first"
+    ),
+    rb"\xd0\xcf\x11\xe0": "an old file of Excel or Word; save it as .csv or .txt in UTF-8",
+    rb"SQLite format 3\0": "an SQLite database; export the table as .csv",
+    rb"%PDF-": "PDF; its text has to be extracted first",
+    rb"PAR1": "Parquet; name it .parquet",
+    rb"ARROW1\0\0": "an Arrow file with an index (Feather); save it as .parquet",
 }
+"""How files begin that are no text and no table, in bytes, and what to do with them."""
+
+
+def name_other(first: bytes) -> str:
+    """Return what a file that begins with these bytes is instead of text or a table, or ""."""
+    first = first[:BLOCK_BYTES]
+    if any(begin.match(first) for _, begin, _ in COMPRESSIONS):
+        return "compressed twice; decompress it once"
+    return next((what for begin, what in OTHERS.items() if re.match(begin, first)), "")
 
 
 # Encodings
@@ -171,6 +232,17 @@ CANDIDATES = ["cp949", "cp932", "euc-jp", "gb18030", "big5", "cp1251", "koi8-r",
 CANDIDATES += ["cp1250", "cp1253", "cp1254", "cp1255", "cp1256", "cp874"]
 """Korean, Japanese, Chinese, Cyrillic, Western and Central European, Greek, Turkish, Hebrew, Arabic
 and Thai; each holds the older encodings of its script, such as EUC-KR, Shift_JIS and Latin-1."""
+OTHER_SCRIPTS = ("cp1251", "koi8-r", "cp1253", "cp1255", "cp1256", "cp874")
+MIXED_WORDS = 0.4
+"""Share of words from which on letters of ASCII beside others of OTHER_SCRIPTS say Latin script."""
+WESTERN = [
+    *("àâæçéèêëîïôœùûüÿ", "äöüßé", "áéíñóúüªº", "ãõáéíóúâêôàçªº", "åäöæøéü", "áðéíóúýþæö"),
+    *("àèéìíòóùú", "éëïöüèáóú"),
+]
+CENTRAL = ["ąćęłńóśźż", "áčďéěíňóřšťúůýž", "áäčďéíĺľňóôŕšťúýž", "áéíóöőúüű", "ăâîşţ", "čćđšž"]
+"""Letters beyond ASCII of the languages of cp1252 and of cp1250."""
+ONLY_CENTRAL = set("".join(CENTRAL)) - set("".join(WESTERN)) - set("ďĺŕ")
+"""Letters of CENTRAL alone, without some that are seldom: their bytes are the common ï, å and à."""
 
 MAX_INVALID_SHARE = 0.1
 """Largest share of invalid characters in a text; in UTF-8, of those that are not ASCII."""
@@ -233,9 +305,41 @@ def guess(first: bytes) -> str:
         name = chardet.detect(whole, include_encodings=CANDIDATES)["encoding"]
     except TypeError:
         raise UserError(f"{purpose} needs chardet 7: pip install --upgrade chardet") from None
-    best = codecs.lookup(name).name if name else ""
-    western, central = (whole.decode(each, "replace") for each in ("cp1252", "cp1250"))
-    return "cp1252" if best == "cp1250" and western == central else best
+    return _settle_latin(whole, codecs.lookup(name).name if name else "")
+
+
+def _settle_latin(whole: bytes, best: str) -> str:
+    """Return the detected encoding; of a text in Latin script cp1252, unless cp1250 fits better.
+
+    What has the letters of one language as well in either needs two words that are Central
+    European for certain: a few accents within English say little.
+    """
+    if best in OTHER_SCRIPTS:
+        words = _words_beyond_ascii(whole, best)
+        is_mixed = sum(re.search("[a-zA-Z]", word) is not None for word in words)
+        if not words or is_mixed < MIXED_WORDS * len(words):
+            return best
+    elif best != "cp1250":
+        return best
+    western, central = _words_beyond_ascii(whole, "cp1252"), _words_beyond_ascii(whole, "cp1250")
+    shares = _fit(western, WESTERN), _fit(central, CENTRAL)
+    certain = [word for word in central - western if not ONLY_CENTRAL.isdisjoint(word)]
+    is_tie = shares[1] == shares[0] and best == "cp1250"
+    is_central = shares[1] > shares[0] or (is_tie and len(certain) > 1)
+    return "cp1250" if is_central else "cp1252"
+
+
+def _words_beyond_ascii(text: bytes, encoding: str) -> set[str]:
+    """Return the words of a text that are not ASCII alone."""
+    words = re.findall(r"\w+", text.decode(encoding, "replace").lower())
+    return {word for word in words if not word.isascii()}
+
+
+def _fit(words: Collection[str], alphabets: Sequence[str]) -> float:
+    """Return the share of the letters beyond ASCII that one of the alphabets has."""
+    letters = [each for word in words for each in word if not each.isascii() and each.isalnum()]
+    counts = [sum(each in alphabet for each in letters) for alphabet in alphabets]
+    return max(counts) / len(letters) if letters else 0.0
 
 
 def transcode(
@@ -298,8 +402,8 @@ def locate(name: str | Path) -> Path:
         url = URL.sub(r"\1://", str(name), count=1)
         path = upath.UPath(re.sub("^file:/+", "file:///", url))  # its paths begin with a slash
         assert path.fs
-    except (ImportError, ValueError) as error:
-        raise UserError(f"{name} cannot be read: {error}") from None
+    except Exception as error:  # each file system has its own, also of what the URL lacks
+        raise UserError(f"{name} cannot be read: {_name_error(error)}") from None
     return cast(Path, path)
 
 
@@ -405,5 +509,8 @@ def _explain(path: Path | str, failure: str) -> Iterator[None]:
     except FileNotFoundError:
         raise UserError(f"{path} is missing") from None
     except Exception as error:
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"{path} {failure}: {said}") from None
+        raise UserError(f"{path} {failure}: {_name_error(error)}") from None
+
+
+def _name_error(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -12,9 +12,9 @@ import reprlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
@@ -29,6 +29,7 @@ from electra.text.streams import (
     STDIN,
     compression_of,
     find_mark,
+    name_other,
     open_source,
     stream_blocks,
     unchanged,
@@ -44,10 +45,16 @@ MAX_RECORD_CHARS = 1 << 28
 """Most characters of a record of text, and of a field of a .csv: both have to be in memory."""
 ARROW_FILE = b"ARROW1"
 """How an Arrow file that has an index begins."""
+PARQUET_FILE = b"PAR1"
+"""How a Parquet file begins."""
 PARQUET_BATCH = 256
 """Rows of a Parquet file that are read at a time."""
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 """What may separate the columns of a .csv, and its name."""
+
+
+SEPARATOR_LINE = re.compile(r"""\ufeff?"?sep=([^\w\s"]|\t)"?\s*""", re.IGNORECASE)
+"""First line by which Excel is told what separates the columns."""
 
 
 def format_of(path: Path) -> str:
@@ -81,19 +88,30 @@ def _split_rows(
     separator: str = "",
     may_be_short: bool = False,
 ) -> Iterator[tuple[int, Sequence[str]]]:
-    """Yield a table's columns and its rows that are not blank, with the line where each begins."""
+    """Yield a table's columns and its rows that are not blank, with the line where each begins.
+
+    A first line such as "sep=;", by which Excel is told the separator, is none of the rows.
+    """
     if columns:
         yield 0, columns
-    lines = iter(lines)
+    lines, begin = iter(lines), 1
     first = next(lines, "")
+    if found := SEPARATOR_LINE.fullmatch(first):
+        separator, begin = separator or found[1], 2
+        first = next(lines, "")
     lines = itertools.chain([first], lines)
     is_raw = (kind or format_of(path)) == ".tsv" and separator in ("", "\t")
     if is_raw:
-        separator, rows = "\t", _split_tsv(lines)
+        separator, rows = "\t", _split_tsv(lines, begin)
     else:
         separator = separator or tell_separator(first)
-        rows = _split_csv(path, lines, separator)
+        rows = _split_csv(path, lines, separator, begin)
     for number, fields in rows:
+        if not is_raw:  # Excel also writes the separators of empty cells beside and below the table
+            used = [place for place, cell in enumerate(fields, 1) if cell.strip()]
+            if len(fields) > 1 and not used:
+                continue
+            fields = fields[: max([len(columns), 1, *used])]
         columns = columns or fields
         if len(fields) > len(columns) or (len(fields) < len(columns) and not may_be_short):
             name = SEPARATORS.get(separator, repr(separator))
@@ -112,9 +130,9 @@ def tell_separator(header: str) -> str:
     return max(SEPARATORS, key=unquoted.count)
 
 
-def _split_tsv(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+def _split_tsv(lines: Iterable[str], begin: int) -> Iterator[tuple[int, list[str]]]:
     empty: list[tuple[int, list[str]]] = []  # rows of empty cells, unless they end the file
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines, begin):
         row = number, line.rstrip("\r\n").split("\t")
         if line.strip():
             yield from (*empty, row)
@@ -123,15 +141,17 @@ def _split_tsv(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
             empty.append(row)
 
 
-def _split_csv(path: Path, lines: Iterable[str], separator: str) -> Iterator[tuple[int, list[str]]]:
+def _split_csv(
+    path: Path, lines: Iterable[str], separator: str, first: int
+) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(MAX_RECORD_CHARS)  # of the process; the module's own is 131,072
     rows = csv.reader(lines, delimiter=separator, strict=True)
-    begin = 1
+    begin = first
     try:
         for fields in rows:
             if fields:
                 yield begin, fields
-            begin = rows.line_num + 1
+            begin = rows.line_num + first
     except csv.Error as error:
         raise UserError(f"{path} line {begin}: not valid CSV: {error}") from None
 
@@ -172,16 +192,24 @@ def jsonl_texts(
     origin: str = "",
     names: Sequence[str] | None = None,
 ) -> Iterator[str | None]:
-    """Yield the text of each line that is not blank, an object with the field; null is None.
+    """Yield the text of each line that is not blank: a string, or an object with the field.
 
-    `path` and `origin`, where the lines begin, are for messages. With `names` of tokens, in id
-    order, a line or its field may be a list of ids, whose names become the words of the text.
+    Null is None. `path` and `origin`, where the lines begin, are for messages. With `names` of
+    tokens, in id order, a line or its field may be a list of ids, whose names become the words of
+    the text.
     """
     numbers = itertools.count(1)
     for line in lines:
         place = f"{path}, line {next(numbers)}{origin}"
         if line.strip():
-            text = _text_of(parse_json(line.lstrip("\x1e"), place), text_field, place, names)
+            try:
+                record = parse_json(line.lstrip("\x1e"), place)
+            except UserError as error:
+                is_named = format_of(path) == ".jsonl"
+                advice = "" if is_named else "; --set form=text reads the file as plain text"
+                raise UserError(f"{error}{advice}") from None
+            text = _text_of(record, text_field, place, names)
+            del record
             del line  # which may be as large as the text
             yield text
 
@@ -192,14 +220,13 @@ def json_texts(
     """Yield the texts of a JSON file that is one value: an array of records, or one record."""
     value = parse_json(content, path)
     for number, record in enumerate(value if isinstance(value, list) else [value], 1):
-        if isinstance(record, str) or record is None:
-            yield record
-        else:
-            yield _text_of(record, text_field, f"{path}, record {number}", names)
+        yield _text_of(record, text_field, f"{path}, record {number}", names)
 
 
 def _text_of(record: Any, text_field: str, place: str, names: Sequence[str] | None) -> str | None:
-    """Return the text of a record; None: it is null."""
+    """Return the text of a record, which may be the text itself; None: it is null."""
+    if isinstance(record, str | None):
+        return record
     if names is None or not isinstance(record, list):
         if not isinstance(record, dict):
             raise UserError(f"{place}: must be a JSON object, not {reprlib.repr(record)}")
@@ -237,15 +264,16 @@ def arrow_texts(path: Path, stream: IO[bytes], text_field: str) -> Iterator[byte
 
 
 def parquet_texts(
-    path: Path, stream: IO[bytes], text_field: str, start: int = 0, stop: int | None = None
+    path: Path, source: IO[bytes], stream: IO[bytes], text_field: str, start: int, stop: int | None
 ) -> Iterator[bytes | None]:
     """Yield the texts of a column of a Parquet file as bytes; null is None.
 
     Of a range of the file, from byte `start` to before `stop`, the row groups that begin in it.
+    `source` and `stream` are those of `open_source`.
     """
     parquet = import_extra("pyarrow.parquet", "parquet", path)
     with tempfile.TemporaryFile() as unpacked:
-        if compression_of(path) or not stream.seekable():
+        if source is not stream:
             # The index is at the end of the file, so a compressed file is first expanded on disk.
             shutil.copyfileobj(stream, unpacked)
             stream = unpacked
@@ -308,6 +336,8 @@ class TableFile:
     """Line of each row in the file, from 1; of a .parquet file, which has no lines, its number."""
     num_short: int = 0
     """Rows that were left out because they have fewer fields than there are columns."""
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Of columns of numbers the name of each number, from 0: ClassLabel of `datasets`."""
 
     def column(self, name: str, *, fractions: bool = False) -> list[str]:
         """Return a column's values as text; whole numbers and true or false are written out.
@@ -316,20 +346,32 @@ class TableFile:
         """
         kinds = (str, int, float) if fractions else (str, int)
         rule = f"it must be {'text or a number' if fractions else 'text'}"
-        return [str(value) for value in self._values(name, lambda v: isinstance(v, kinds), rule)]
+        values = self._values(name, lambda value: isinstance(value, kinds), rule)
+        return [self._name(name, value) for value in values]
 
     def lists(self, name: str) -> list[tuple[str, ...]]:
         """Return a column whose every value is a list of texts; refuse any other value."""
+        kinds = (str, int) if name in self.names else str
 
         def fits(value: object) -> bool:
-            return isinstance(value, list) and all(isinstance(text, str) for text in value)
+            return isinstance(value, list) and all(isinstance(text, kinds) for text in value)
 
-        return [tuple(value) for value in self._values(name, fits, "it must be a list of texts")]
+        rule = "it must be a list of texts"
+        first = self.rows[0].get(name)
+        if isinstance(first, list) and all(type(each) is int for each in first) and first:
+            rule += "; names of numbers are read from a .parquet file's schema (ClassLabel) alone"
+        rows = self._values(name, fits, rule)
+        return [tuple(self._name(name, value) for value in row) for row in rows]
 
     def place(self, number: int) -> str:
         """Return the place of a row for messages: file, and line or row."""
         unit = "row" if format_of(self.path) == ".parquet" else "line"
         return f"{self.path} {unit} {self.lines[number]}"
+
+    def _name(self, column: str, value: object) -> str:
+        """Return a value as text; a number that has a name becomes it."""
+        names = self.names.get(column, ())
+        return names[value] if type(value) is int and 0 <= value < len(names) else str(value)
 
     def _values(self, name: str, fits: Callable[[object], bool], rule: str) -> list[Any]:
         """Return the values of a column, all of which fit."""
@@ -407,7 +449,23 @@ def _read_parquet(path: Path, content: bytes) -> TableFile:
     with _explain_arrow(path):
         table = parquet.read_table(io.BytesIO(content))
         rows = table.to_pylist()
-    return TableFile(path, tuple(table.column_names), rows, range(1, len(rows) + 1))
+    columns, lines = tuple(table.column_names), range(1, len(rows) + 1)
+    return TableFile(path, columns, rows, lines, names=_find_names(table.schema.metadata or {}))
+
+
+def _find_names(metadata: Mapping[bytes, bytes]) -> dict[str, tuple[str, ...]]:
+    """Return the names of numbers, or of lists of numbers, that `datasets` writes into a schema."""
+    found = {}
+    try:
+        features = parse_json(metadata[b"huggingface"], "the schema")["info"]["features"]
+        for column, feature in features.items():
+            while isinstance(feature, list) or "feature" in feature:  # of a list of numbers
+                feature = feature[0] if isinstance(feature, list) else feature["feature"]
+            if feature.get("_type") == "ClassLabel":
+                found[column] = tuple(map(str, feature["names"]))
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError, RecursionError):
+        return {}  # of another program
+    return found
 
 
 def read_text_lines(path: Path) -> list[str]:
@@ -417,14 +475,14 @@ def read_text_lines(path: Path) -> list[str]:
 
 
 def read_sentences(path: Path) -> list[str]:
-    """Return the lines of a UTF-8 file, compressed or not, that are not blank: one at least."""
-    lines = [line.strip() for line in read_text_lines(path) if line.strip()]
-    require(bool(lines), f"{path} holds no line of text")
-    return lines
+    """Return the lines of a UTF-8 file, compressed or not, stripped: one at least is not blank."""
+    lines = [line.strip() for line in read_text_lines(path)]
+    require(any(lines), f"{path} holds no line of text")
+    return lines if lines[-1] else lines[:-1]  # behind the last line feed there is no line
 
 
 def read_texts(path: Path, column: str | None = None) -> list[str]:
-    """Return the texts of a file: the lines that are not blank, or a column of a table."""
+    """Return the texts of a file: its lines, also the blank ones, or a column of a table."""
     if (kind := format_of(path)) in TABLE_FORMATS:
         return read_table(path).column(column or "text", fractions=True)
     require(
@@ -444,7 +502,10 @@ def read_content(path: Path) -> bytes:
     if path != STDIN:
         require_regular(path)
     with unchanged(path), open_source(path) as (_, stream):
-        return stream.read()
+        content = stream.read()
+    other = name_other(content)
+    require(not other or content.startswith(PARQUET_FILE), f"{path} is {other}")
+    return content
 
 
 def _decode(path: Path, content: bytes) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
-from electra.config import TokenizerConfig
 from electra.errors import UserError, require
+from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.formats import Definition
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.tokenizing.training import (

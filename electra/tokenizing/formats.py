@@ -268,6 +268,15 @@ IDEOGRAPHS = re.compile(
 )
 """Chinese characters, each a word of its own. Source: BERT's _is_chinese_char."""
 
+UNSPACED = re.compile(
+    "[\u0e00-\u109f\u1780-\u17ff\u1950-\u1aaf\ua9e0-\ua9ff\uaa60-\uaadf"
+    f"\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f{IDEOGRAPHS.pattern[1:]}"
+)
+"""Characters of scripts that have no spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, the
+Tai scripts, Japanese and Chinese."""
+FOLLOWING = frozenset("\u0e30\u0e32\u0e33\u0e45\u0eb0\u0eb2\u0eb3")
+"""Vowels of Thai and Lao that are letters in Unicode, and are written behind a consonant."""
+
 METASPACE = "\u2581"
 SQUEEZED_SPACES = r"\s{2,}|[\n\r\t]"
 """What DeBERTa's tokenizer of transformers replaces by one space."""
@@ -419,6 +428,16 @@ def show_tokens(definition: Mapping[str, Any], tokens: Sequence[str]) -> list[tu
         'inside a word ("##") nor a sign for the space before it ("Ġ", "▁")',
     )
     return [_show_bytes(_bytes_of_piece(token)) for token in tokens]
+
+
+def begins_unspaced(before: str, char: str) -> bool:
+    """Return whether a word may begin between two characters because their script has no spaces.
+
+    Marks, and letters that modify the character before them, begin none.
+    """
+    has_no_spaces = UNSPACED.match(char) or UNSPACED.match(before)
+    follows = unicodedata.category(char) in ("Mn", "Mc", "Me", "Lm") or char in FOLLOWING
+    return bool(has_no_spaces) and not follows
 
 
 def _show_bytes(content: bytes) -> tuple[bool, str]:

@@ -16,11 +16,11 @@ import numpy as np
 import tokenizers
 from tokenizers import processors
 
-from electra.config import TokenizerConfig
 from electra.errors import UserError, require, tell_place
 from electra.files import check_hashes, new_folder, parse_json, write_hashes, write_json
 from electra.text.streams import locate, replace_surrogates
 from electra.tokenizing.classes import WRITTEN_FOR_TRANSFORMERS, read_definition
+from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.formats import (
     METASPACE,
     SPECIAL_TOKENS,
@@ -28,6 +28,7 @@ from electra.tokenizing.formats import (
     Independence,
     State,
     absorb_space,
+    begins_unspaced,
     bert_state,
     define,
     describe_for_transformers,
@@ -363,6 +364,23 @@ class Tokenizer:
                 for is_sign, word, (start, end) in zip(signs, words, offsets, strict=True)
             ]
         return self._clear(encoding.ids), offsets
+
+    def find_words(
+        self, text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]]
+    ) -> np.ndarray:
+        """Return which tokens of a text begin a word, as booleans, from `encode_with_offsets`.
+
+        The first one does. Where a script has no spaces between words, such as Thai, each token
+        does, unless it begins within a character.
+        """
+        begins = self.starts_word[list(ids)]
+        begins[:1] = True
+        behind = 0
+        for number, (start, end) in enumerate([] if text.isascii() else offsets):
+            if 0 < behind <= start < end:
+                begins[number] |= begins_unspaced(text[start - 1], text[start])
+            behind = max(behind, end)
+        return begins
 
     def normalize(self, text: str) -> str:
         """Return the text as the model sees it, before it is cut."""

@@ -16,6 +16,7 @@ from electra.errors import require
 from electra.processes import find_place, usable_cores
 
 CPU = torch.device("cpu")
+Precision = Literal["auto", "float32", "bfloat16"]
 PEAK_SECONDS = 0.1
 """Time in which the peak is measured, at least."""
 
@@ -93,9 +94,7 @@ class Machine:
 
 
 def prepare_machine(
-    device: Literal["auto", "cpu", "cuda"],
-    precision: Literal["auto", "float32", "bfloat16"],
-    threads: int,
+    device: Literal["auto", "cpu", "cuda"], precision: Precision, threads: int
 ) -> Machine:
     """Return the machine, and set this process's threads, memory allocator and kernel cache.
 

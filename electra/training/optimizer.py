@@ -12,8 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from electra.config import OptimizerConfig
 from electra.model.parts import TokenTable
+from electra.training.config import OptimizerConfig
 from electra.training.muon import Muon
 
 Mode = Literal["paper", "reference"]

@@ -22,8 +22,9 @@ from electra.method.masking import Counts, Draw, Means, predict_chosen, predict_
 from electra.method.objective import Network, Objective, Output, Parts, describe_generator, learns
 from electra.model.batch import Batch, count_real, find_real
 from electra.model.heads import NextSentenceHead
-from electra.model.masked_lm import log_likelihood, loss_and_sample
+from electra.model.likelihood import log_likelihood
 from electra.model.parts import Linear
+from electra.model.softmax import loss_and_sample
 
 
 class MaskedLanguageModelling(Objective):
@@ -39,8 +40,8 @@ class MaskedLanguageModelling(Objective):
         self.mlm = parts.masked_lm()
         self.loss_weights = {"mlm_loss": 1.0}
         self.next_sentence_head: NextSentenceHead | None = None
-        if parts.config.examples.next_sentence:
-            self.next_sentence_head = NextSentenceHead(parts.config.model)
+        if parts.next_sentence:
+            self.next_sentence_head = NextSentenceHead(parts.model)
             self.loss_weights["nsp_loss"] = 1.0
 
     @property
@@ -170,7 +171,7 @@ class AllTokensMLM(ReplaceMLM):
 
     def __init__(self, parts: Parts):
         super().__init__(parts)
-        self.copy_head = Linear(parts.config.model.hidden_size, 1)
+        self.copy_head = Linear(parts.model.hidden_size, 1)
 
     def restore(
         self, corrupt_ids_BL: Tensor, batch: Batch, draw: Draw, counts: Counts

@@ -17,7 +17,8 @@ from electra.method.masking import Counts, Draw, measure_cloze, predict_masked, 
 from electra.method.objective import Network, Output, Parts
 from electra.method.replaced_token_detection import ReplacedTokenDetection, measure_judgement
 from electra.model.batch import Batch
-from electra.model.masked_lm import MaskedLM, log_likelihood
+from electra.model.likelihood import log_likelihood
+from electra.model.masked_lm import MaskedLM
 from electra.model.parts import Linear
 
 
@@ -33,7 +34,7 @@ class TwoStage(ReplacedTokenDetection):
 
     def __init__(self, parts: Parts):
         super().__init__(parts)
-        self.is_trained = bool(parts.config.train.init_from)
+        self.is_trained = parts.starts_trained
         self.loss_weights = {"disc_loss": self.loss_weights["disc_loss"]}
 
     @property

@@ -19,18 +19,20 @@ states of [CLS].
 """
 
 import math
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from electra.method.masked_language_modelling import mix
-from electra.method.masking import Counts, Draw, Means, crop, predict_masked
+from electra.method.masking import Counts, Draw, Means, predict_masked
 from electra.method.objective import Judgement, Network, Output, Parts
 from electra.method.replaced_token_detection import ReplacedTokenDetection, measure_judgement
-from electra.model.batch import Batch
+from electra.model.batch import Batch, find_real
 from electra.model.heads import GeneratorHead
 from electra.model.masked_lm import states_at
+from electra.objectives.config import CocoLMConfig
+from electra.objectives.masked_language_modelling import mix
 
 
 class CocoLM(ReplacedTokenDetection):
@@ -38,7 +40,7 @@ class CocoLM(ReplacedTokenDetection):
 
     def __init__(self, parts: Parts):
         super().__init__(parts)
-        method, sizes = parts.config.method, parts.config.model
+        method, sizes = cast(CocoLMConfig, parts.method), parts.model
         self.corrective_head = GeneratorHead(sizes) if method.corrective_weight else None
         self.masking.crops = method.contrasts
         weights = {
@@ -52,7 +54,9 @@ class CocoLM(ReplacedTokenDetection):
         """Generator, discriminator and corrector: a head on the states of the discriminator."""
         found, head = super().networks, self.corrective_head
         judge, layers = found["discriminator"], len(self.discriminator.layers)
-        found["discriminator"] = judge._replace(crops=self.masking.crops)
+        found["discriminator"] = judge._replace(
+            crop_length=crop_length if self.masking.crops else None
+        )
         if head is not None:
             found["corrector"] = judge._replace(
                 head=head, predicts="tokens", at="chosen", first_layer=layers
@@ -110,3 +114,26 @@ def contrast(state_BH: Tensor, crop_BH: Tensor) -> tuple[Tensor, Means]:
         "contrast_loss": (loss_N.detach().sum(), number),
         "contrast_accuracy": (is_nearest_N.sum(), number),
     }
+
+
+def crop_length(length: int) -> int:
+    """Return the length of the crop of a row: a tenth of what [CLS] and [SEP] enclose is cut."""
+    return length - (length - 2) // 10
+
+
+def crop(batch: Batch, uniform_B: Tensor) -> Batch:
+    """Return [CLS], a run of nine tenths of the tokens between, and the last [SEP] of each row.
+
+    The run begins at a place that the uniform numbers choose; what is cut is before and behind it.
+
+    Source: COCO-LM (Meng et al. 2021), span_dataset.py of its released code, which cuts [CLS] and
+    [SEP] as any token.
+    """
+    place_C = torch.arange(crop_length(batch.input_ids_BL.shape[1]), device=uniform_B.device)
+    num_real_B1 = find_real(batch).sum(dim=1, keepdim=True)
+    cut_B1 = (num_real_B1 - 2) // 10
+    before_B1 = torch.minimum((uniform_B[:, None] * (cut_B1 + 1)).long(), cut_B1)
+    is_inside_BC = place_C < num_real_B1 - cut_B1 - 1
+    index_BC = (place_C + torch.where(is_inside_BC, before_B1, cut_B1)) * (place_C > 0)
+    rows = batch._replace(is_next_B=None)
+    return rows.each(lambda tensor: tensor.gather(1, index_BC))

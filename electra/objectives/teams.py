@@ -19,6 +19,8 @@ Shape suffixes: B rows, L positions, S slots for masked positions in a row, M sl
 K = 1 + N candidates, H hidden size, E embedding size.
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -29,6 +31,7 @@ from electra.model.batch import Batch
 from electra.model.encoder import Encoder
 from electra.model.heads import SelectionHead
 from electra.model.masked_lm import states_at
+from electra.objectives.config import TeamsConfig
 
 NUM_OTHERS = 4
 
@@ -39,10 +42,13 @@ class Teams(ReplacedTokenDetection):
     def __init__(self, parts: Parts):
         super().__init__(parts)
         self.masking.num_others = NUM_OTHERS
-        self.selector = parts.beside(self.discriminator)
-        self.selection_head = SelectionHead(parts.config.model)
-        self.keeps_selector = parts.config.method.kept_layer == "selection"
-        self.loss_weights["selection_loss"] = parts.config.method.selection_weight
+        kept = self.discriminator  # the selector has a last layer of its own
+        self.selector = parts.new_encoder(kept.config, kept.embeddings)
+        self.selector.share_layers(kept, kept.config.num_hidden_layers - 1)
+        self.selection_head = SelectionHead(parts.model)
+        method = cast(TeamsConfig, parts.method)
+        self.keeps_selector = method.kept_layer == "selection"
+        self.loss_weights["selection_loss"] = method.selection_weight
 
     @property
     def kept(self) -> Encoder:

@@ -23,13 +23,15 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from electra.method.masking import Counts, Draw, measure_cloze, replace, sample_chosen
 from electra.method.objective import Judgement, Network, Objective, Output, Parts
 from electra.model.batch import Batch
-from electra.model.heads import DiscriminatorHead
-from electra.model.masked_lm import log_likelihood, states_at
+from electra.model.encoder import Encoder
+from electra.model.heads import DiscriminatorHead, GeneratorHead
+from electra.model.likelihood import log_likelihood
+from electra.model.masked_lm import states_at
 
 
 class Electric(Objective):
@@ -38,10 +40,10 @@ class Electric(Objective):
     def __init__(self, parts: Parts):
         super().__init__(parts)
         # Registered first: checkpoints save the shared embedding block under the first name.
-        self.discriminator = parts.encoder(parts.config.model)
-        self.discriminator_head = DiscriminatorHead(parts.config.model)
-        self.generator = parts.two_towers(self.discriminator)
-        self.loss_weights = {"mlm_loss": 1.0, "disc_loss": parts.config.method.disc_weight}
+        self.discriminator = parts.encoder(parts.model)
+        self.discriminator_head = DiscriminatorHead(parts.model)
+        self.generator = build_towers(parts, self.discriminator)
+        self.loss_weights = {"mlm_loss": 1.0, "disc_loss": parts.method.disc_weight}
 
     @property
     def networks(self) -> dict[str, Network]:
@@ -116,3 +118,53 @@ class Electric(Objective):
             },
             Judgement(noised_ids_BL, is_noise_BL, maskable_BL, logits_BL.detach(), bce_BL.detach()),
         )
+
+
+class TwoTowers(nn.Module):
+    """p(x_t | all tokens but x_t) at every position of an unmasked row, in one pass.
+
+    One transformer reads from the left, one from the right. The prediction at t reads the states at
+    t - 1 of the first and at t + 1 of the second. At the first and the last position of a row one
+    side is zero; where tokens attend within their document, also at those of a document.
+
+    Args:
+        before: The tower that attends to earlier positions; its token embeddings are also the table
+            of the softmax.
+        after: The tower that attends to later positions.
+        head: The output layer; its input is twice as wide as a tower.
+
+    Source: run_pretraining.py, two_tower_generator, where the ends wrap around.
+    """
+
+    def __init__(self, before: Encoder, after: Encoder, head: GeneratorHead):
+        super().__init__()
+        self.before, self.after = before, after
+        before.sees, after.sees = "before", "after"
+        self.head = head
+
+    @property
+    def softmax(self) -> tuple[Tensor, Tensor]:
+        """Table (V, E) and bias (V,) of the softmax."""
+        return self.before.embeddings.tokens.table, self.head.bias
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the features (B, L, E) that the softmax reads."""
+        before_BLH, after_BLH = self.before(*batch.inputs), self.after(*batch.inputs)
+        earlier_BKH, later_BKH = before_BLH[:, :-1], after_BLH[:, 1:]
+        numbers_BL = batch.document_ids_BL  # 0 at padding
+        if numbers_BL is None:
+            numbers_BL = batch.attention_mask_BL
+        if numbers_BL is not None:
+            is_border_BK1 = (numbers_BL[:, 1:] != numbers_BL[:, :-1])[:, :, None]
+            earlier_BKH = earlier_BKH.masked_fill(is_border_BK1, 0.0)
+            later_BKH = later_BKH.masked_fill(is_border_BK1, 0.0)
+        padded = F.pad(earlier_BKH, (0, 0, 1, 0)), F.pad(later_BKH, (0, 0, 0, 1))
+        return self.head(torch.cat(padded, dim=-1))
+
+
+def build_towers(parts: Parts, kept: Encoder) -> TwoTowers:
+    """Return the noise distribution: two towers, each of the generator's size."""
+    sizes = parts.generator_settings.encoder(parts.model)
+    before = parts.encoder(sizes, shared=kept)
+    after = parts.new_encoder(sizes, before.embeddings)
+    return TwoTowers(before, after, GeneratorHead(sizes, num_towers=2))

@@ -1,0 +1,1 @@
+"""Objectives that replaced token detection is compared with."""

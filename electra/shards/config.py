@@ -1,0 +1,75 @@
+"""Settings of `electra prepare`, and of the rows that are read from shards."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from electra.settings import AtLeast, Needs, Settings, Within
+from electra.text.config import TextConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareConfig(TextConfig):
+    """Settings of `electra prepare`: reading text, and writing shards."""
+
+    border: Literal["auto", "blank", "line", "file"] = "auto"
+    """Border between two documents: a blank line, every line end, or the end of a file. auto: a
+    blank line, but every line end in a file whose documents would have 1,048,576 characters or more
+    on average (in its first 16,777,216). A .jsonl or .parquet record is always one document."""
+    heldout_prob: Annotated[float, Within("[0, 1)")] = 0.005
+    """Share of the documents held out for evaluation, chosen by a hash of their text. So a document
+    stays held out when the corpus grows or is reordered, and so do its duplicates."""
+    duplicates: Literal["keep", "exact", "near"] = "keep"
+    """Which duplicates of earlier documents are dropped: none, those with the same text, or also
+    those of which most runs of five tokens are the same (the extra near-duplicates). Those with the
+    same text are counted in any case."""
+    min_chars: Annotated[int, AtLeast(0)] = 0
+    """Characters below which a document is dropped."""
+    max_chars: Annotated[int, AtLeast(0)] = 0
+    """Characters above which a document is dropped; 0: no limit."""
+    max_repetition: Annotated[float, Within("[0, 1]")] = 1.0
+    """Share of a document's runs of ten tokens that repeat an earlier run, above which the document
+    is dropped. 1: no limit."""
+    languages: str = ""
+    """Languages to keep, as ISO 639-1 codes with commas between: "de, en" (the extra languages).
+    Empty: all."""
+    write_dropped: bool = False
+    """Whether dropped documents are written to dropped.jsonl in the shards folder."""
+    shard_tokens: Annotated[int, AtLeast(1)] = 1 << 26
+    """Most tokens of a shard. A shard ends with the document that reaches this size, or with its
+    task."""
+    task_bytes: Annotated[int, AtLeast(1)] = 1 << 25
+    """Text of one task, bytes. A compressed file is taken for four times its size. A task is the
+    unit that is not begun again after an interrupt, and gives a shard of its own."""
+    workers: Annotated[int, AtLeast(0)] = 0
+    """Processes that do tasks at the same time; 0: one per available core, or with Ray as many as
+    the cluster has room for. Does not change the result."""
+    seed: int = 0
+    """Seed of the choice of held-out documents."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExamplesConfig(Settings):
+    """Settings of the rows that are read from the shards. Source: build_pretraining_dataset.py."""
+
+    sequence_length: Annotated[int, AtLeast(8)] = 128
+    """Row length, tokens, including [CLS] and [SEP]."""
+    single_segment_prob: Annotated[float, Within("[0, 1]")] = 0.1
+    """Share of rows with one segment instead of two."""
+    short_prob: Annotated[float, Within("[0, 1]")] = 0.05
+    """Share of rows whose length is drawn uniformly from [5, sequence_length]. All other rows are
+    full."""
+    attend: Literal["row", "document"] = "row"
+    """Range of attention. row: all tokens of the row. document: the tokens of the same document in
+    the row. Consider document if documents are short and unrelated. It saves no time, and on a GPU
+    it rules out the attention kernel without a mask, which is faster."""
+
+    next_sentence: bool = False
+    """Whether rows are for next-sentence prediction, which the objective mlm then learns as well:
+    half of them, drawn at random, have the second segment of a row of another document, if their
+    shard has one. Source: Devlin et al. 2019, "BERT", section 3.1."""
+
+    section = "examples."
+    needs = (
+        Needs("next_sentence", "single_segment_prob=0", "every row has two segments"),
+        Needs("next_sentence", "attend=row", "[CLS] judges both segments"),
+    )

@@ -1,0 +1,197 @@
+"""Settings of `electra finetune`, and of the files of its tasks."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from electra.errors import require_choice
+from electra.model.config import FeaturesConfig
+from electra.settings import AtLeast, Needs, Settings, Within
+
+OWN_METRICS = {
+    "classification": ("accuracy", "f1", "mcc"),
+    "regression": ("spearman", "pearson"),
+    "choice": ("accuracy",),
+}
+"""Metrics of each kind of the user's own task. The first is the default headline metric."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnTaskConfig(Settings):
+    """Settings of the user's own task: kind, files, columns and headline metric.
+
+    The settings are given as `--task own --set own.field=value`, or as `--task FILE.toml`, a file
+    of these fields.
+    """
+
+    name: str = "own"
+    """Name of the task in results and tables."""
+    kind: Literal["classification", "regression", "choice"] = "classification"
+    """classification: a text or a pair of texts has one of several labels. regression: a text or a
+    pair of texts has a number. choice: one of several texts goes with a text."""
+    text: str | None = None
+    """Column of the text. Unset: that of a pair that train has, as for `text_b`, else the first of
+    text, sentence, text_a and sentence1."""
+    text_b: str | None = None
+    """Column of the second text of a pair. If `text` is unset as well: text_b, sentence2 or
+    text_pair, or both columns of question1 and question2, premise and hypothesis, question and
+    sentence, text1 and text2, sentence_a and sentence_b, query and passage, where train has them.
+    Else there is no second text."""
+    choices: str | None = None
+    """choice: columns of the choices, separated by commas. A single column holds lists of
+    choices."""
+    label: str = "label"
+    """Column of the label; may be missing in the test file. choice: number of the correct choice,
+    from 0."""
+    train: str | None = None
+    """Training file; a relative path is in the data folder. Unset: train.tsv, .csv, .jsonl or
+    .parquet, compressed or not."""
+    dev: str | None = None
+    """Dev file, as `train`. Unset: the file named dev, validation, valid, val or testa."""
+    test: str | None = None
+    """Test file, as `train`. Unset: the file named test, if there is one."""
+    separator: str = ""
+    """Character between the columns of a .csv or .tsv; a tab may be written as \\t. Unset: the
+    comma, semicolon, tab or bar that is most frequent in the first line of a .csv, and a tab in a
+    .tsv."""
+    metric: Literal["accuracy", "f1", "mcc", "spearman", "pearson"] | None = None
+    """Headline metric. Unset: the first metric of the kind in OWN_METRICS. All metrics of the kind
+    are reported. f1: of two labels that of the last in the alphabet, else the mean over labels."""
+
+    section = "own."
+    needs = (
+        Needs("kind=choice", "choices"),
+        Needs("choices", "kind=choice"),
+        Needs("text_b", "kind!=choice", "the choices go with own.text alone"),
+    )
+
+    def check(self) -> None:
+        """Check what the table cannot say."""
+        if self.metric:
+            require_choice(f"own.metric of a {self.kind}", self.metric, OWN_METRICS[self.kind])
+        self.must("name", self.name.isprintable() and self.name != "", "be printable, not empty")
+        is_apart = self.label not in (self.text, self.text_b)
+        self.must("label", is_apart, "be another column than the texts")
+        is_character = len(self.between) <= 1 and self.between not in ('"', "\r", "\n")
+        self.must("separator", is_character, "be one character, not a quotation mark")
+
+    @property
+    def between(self) -> str:
+        """`separator` itself; a tab may be written as two characters."""
+        return self.separator.replace("\\t", "\t")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquadConfig(Settings):
+    """Files and head of `electra finetune --task squad-1.1` and `--task squad-2.0`."""
+
+    train: str = ""
+    """Training files in the data folder, separated by commas: .json, .jsonl or .parquet of SQuAD,
+    of MRQA, or flat as of `datasets`. Unset: the file whose name begins with train."""
+    dev: str = ""
+    """Dev files, as `train`. Unset: the file whose name begins with dev or valid, or is val."""
+    test: str = ""
+    """Test files, as `train`; optional. Unset: the file whose name begins with test."""
+    head: Literal["beam", "plain"] = "beam"
+    """beam: as in the paper; predicts the end given the start, and "no answer" by a classifier.
+    plain: start and end logits at each position, as in BERT and in transformers'
+    ElectraForQuestionAnswering."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaggingConfig(Settings):
+    """Columns of the files of `electra finetune --task tagging`."""
+
+    word_column: Annotated[int, AtLeast(1)] = 1
+    """Number of the word's column, from 1."""
+    tag_column: Annotated[int, AtLeast(0)] = 0
+    """Number of the tag's column, from 1; 0: the last column."""
+
+    section = "tagging."
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig(Settings):
+    """All settings of `electra finetune`. Source: Table 7; FINETUNE_PRESETS has the presets."""
+
+    learning_rate: Annotated[float, Within("(0, inf)")] = 3e-4
+    """Peak learning rate of the head; lower layers have lower rates."""
+    layer_lr_decay: Annotated[float, Within("(0, 1]")] = 0.8
+    """Learning rate of a layer divided by the learning rate of the layer above."""
+    warmup_fraction: Annotated[float, Within("[0, 1)")] = 0.1
+    """Share of the steps with linear warm-up from 0. Linear decay to 0 follows."""
+    weight_decay: Annotated[float, Within("[0, inf)")] = 0.0
+    """Decoupled weight decay, multiplied by the learning rate. Source: Table 7 has 0, the released
+    code 0.01."""
+    max_grad_norm: Annotated[float, Within("(0, inf]")] = 1.0
+    """Maximum global norm of the gradient; inf: no clipping."""
+    mode: Literal["paper", "reference"] = "paper"
+    """reference: as in the released code, the loss is the sum over the batch instead of the mean,
+    Adam has no bias correction, decay runs during warm-up, and each layer's learning rate is scaled
+    once more (the top layer's by layer_lr_decay squared). The released code's weight_decay is 0.01.
+    """
+    batch_size: Annotated[int, AtLeast(1)] = 32
+    """Examples per optimizer step."""
+    train_examples: Annotated[int, AtLeast(0)] = 0
+    """Number of training examples to use, drawn at random, the same for every seed; 0: all."""
+    dev_fraction: Annotated[float, Within("[0, 1)")] = 0.0
+    """Share of train that becomes the dev set if there is no dev file, such as 0.1. It follows a
+    hash of the texts, so equal texts (of a pair the first, of questions the context) fall on one
+    side."""
+    epochs: Annotated[int, AtLeast(0)] = 0
+    """Passes over train. 0: the task's default, which is 10 for GLUE's RTE and STS-B, 2 for SQuAD,
+    and 3 for all other tasks."""
+    sequence_length: Annotated[int, AtLeast(0)] = 0
+    """Longest row, tokens, including special tokens. Longer texts are truncated; in SQuAD and
+    tagging they are split into several rows. 0: 512 for SQuAD, 256 for tagging, 128 for all other
+    tasks, and at most the row length of the pre-training."""
+    dropout_prob: Annotated[float, Within("[0, 1)")] = 0.1
+    """Dropout probability in the encoder and before the classifier. Replaces the pre-training's."""
+    pooling: Literal["cls", "mean", "segments"] = "cls"
+    """Hidden states that the classifier reads. cls: that of [CLS], as in the paper. mean: the mean
+    over the row's tokens. segments: of a pair of texts the mean over each of them, the absolute
+    difference and the product of the two means, of hidden states and embeddings; of a single text,
+    and in multiple choice, as mean. A causal encoder has no use for cls without a BiLSTM.
+    Use segments for a small or briefly trained encoder: no pre-training loss trains the hidden
+    state of [CLS] directly, and few examples do not teach attention to compare two texts."""
+    bilstm: bool = False
+    """Whether a BiLSTM with new weights stands between encoder and head; its two directions are
+    together as wide as the hidden states. Source: BERT's ablation "LTR & No NSP + BiLSTM" (Devlin
+    et al. 2019, table 5)."""
+    reseeds: Annotated[int, AtLeast(0)] = 2
+    """Maximum number of replacements of a seed whose run collapses, each with another seed. The
+    results are those of the original seeds. The median with replacements is reported separately.
+    The default in a grid is 0."""
+    reset_layers: Annotated[int, AtLeast(0)] = 0
+    """Top layers that begin with new weights instead of the pre-trained ones. The last layer of a
+    small discriminator tells above all whether a token was replaced. Source: Zhang et al. 2021,
+    "Revisiting Few-sample BERT Fine-tuning" (section 5)."""
+    swap_pairs: bool = True
+    """Train on every pair of MRPC and STS-B in both orders, as the released code does."""
+    keep_epoch: Literal["last", "best"] = "last"
+    """Epoch whose weights and scores are kept. best: the epoch with the best headline metric on
+    dev. The dev score is then no longer a score on unseen examples. The results say whether last or
+    best was used."""
+    score_epochs: Literal["all", "last"] = "all"
+    """Epochs after which dev is scored. last: the last one only, which saves time if dev is large
+    beside train."""
+    own: OwnTaskConfig = field(default_factory=OwnTaskConfig)
+    squad: SquadConfig = field(default_factory=SquadConfig)
+    tagging: TaggingConfig = field(default_factory=TaggingConfig)
+    features: FeaturesConfig = field(default_factory=FeaturesConfig)
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """As in pre-training."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """As in pre-training."""
+    threads: Annotated[int, AtLeast(0)] = 0
+    """CPU threads; 0: one for each core this process may use."""
+    layers: Literal["auto", "plain", "fused"] = "auto"
+    """As in pre-training."""
+
+    needs = (
+        Needs("keep_epoch=best", "score_epochs=all"),
+        Needs("bilstm", "features.layers=0", "they have BiLSTMs"),
+    )
+
+    def check(self) -> None:
+        """Check what the table cannot say."""
+        self.must("sequence_length", not 0 < self.sequence_length < 8, "be 0 or >= 8")
