@@ -19,6 +19,7 @@ import electra
 from electra.assignments import flatten, from_dict, override, to_dict
 from electra.checkpoints.folder import read_pretrained
 from electra.cli import app, main
+from electra.method.config import MethodConfig
 from electra.presets import PRESETS
 from electra.pretraining.loop import pretrain
 from electra.tasks.config import FinetuneConfig
@@ -48,6 +49,11 @@ SECTIONS = {
     for config in (PretrainConfig, FinetuneConfig)
     for field in dataclasses.fields(config)
     if dataclasses.is_dataclass(field.type)
+}
+SECTIONS["method"] |= {  # of one objective alone
+    each.name
+    for kind in MethodConfig.kinds
+    for each in dataclasses.fields(MethodConfig.class_for(kind))
 }
 
 

@@ -75,7 +75,6 @@ def test_a_script_prepares_scores_and_reports(run, toy_text, toy_tokenizer, tmp_
     assert first.text == TEXTS[0]
     assert first.pll < 0
     assert second.num_tokens < first.num_tokens
-    refuse("unknown network 'both'", electra.score, run, TEXTS, network="both")
     electra.report([run], tmp_path / "report.html")
     assert "Pre-training" in (tmp_path / "report.html").read_text()
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from html import unescape
+from importlib import import_module
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -16,7 +17,6 @@ pytest.importorskip("mkdocs")
 pytest.importorskip("mkdocstrings")
 
 import electra
-from electra import config
 from electra.cli.entry import VERBS
 
 ROOT = Path(electra.__file__).parent.parent
@@ -74,11 +74,12 @@ def test_verbs_settings_and_docstrings_are_in_the_reference(site):
     for verb in (verb for group in VERBS.values() for verb in group):
         assert f"electra {verb.__name__.rstrip('_')}" in verbs, verb
     settings = (site / "settings" / "index.html").read_text()
-    for name, value in vars(config).items():
-        if dataclasses.is_dataclass(value):
-            assert name in settings
-            for field in dataclasses.fields(value):
-                assert f"<code>{field.name}</code>" in settings, (name, field.name)
+    for path in (ROOT / "electra").glob("*/config.py"):
+        for name, value in vars(import_module(f"electra.{path.parent.name}.config")).items():
+            if dataclasses.is_dataclass(value) and name.endswith("Config"):
+                assert name in settings
+                for field in dataclasses.fields(value):
+                    assert f"<code>{field.name}</code>" in settings, (name, field.name)
     library = (site / "library" / "method" / "index.html").read_text()
     assert "ReplacedTokenDetection" in library
     index = json.loads((site / "search" / "search_index.json").read_text())
