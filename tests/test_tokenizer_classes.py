@@ -259,6 +259,7 @@ def test_vocab_json_and_merges(tmp_path):
             {},
             "tokenizer_config.json: do_lower_case must be true or false, not 'no'",
         ),
+        ({"tokenizer_class": "a\ud800"}, {}, "must be the name of a class, not 'a\\ud800'"),
         ({"added_tokens_decoder": {"7000": {"content": "new"}}}, {}, "name that tokenizer_class"),
     ],
 )
@@ -283,6 +284,19 @@ def test_an_import_has_the_ids_of_the_class(tmp_path, spm):
     imported = Tokenizer.load(tmp_path / "ours")
     assert imported.encode_batch(LINES) == ours.encode_batch(LINES)
     assert (imported.pad_id, imported.mask_id) == (1, ours.vocab_size - 1)
+
+
+def test_our_own_folders_and_files_need_no_transformers(tmp_path, monkeypatch):
+    own, other = tmp_path / "own", tmp_path / "other"
+    tokenizer = Tokenizer.train(LINES, TokenizerConfig(kind="bpe", vocab_size=900))
+    for folder in (own, other):
+        tokenizer.save(folder)
+    (other / "electra.json").unlink()
+    digests = [Tokenizer.load(path).digest for path in (own, other)]
+    monkeypatch.setattr(foreign, "find_spec", lambda name: None)
+    assert [Tokenizer.load(own).digest] * 2 == digests == [tokenizer.digest] * 2
+    assert Tokenizer.load(other / "tokenizer.json").vocab_size == tokenizer.vocab_size
+    refuse("which transformers reads: pip install 'electra[hf]'", Tokenizer.load, other)
 
 
 @pytest.mark.filterwarnings("ignore:special tokens added")
