@@ -26,6 +26,7 @@ from electra.tasks.config import FinetuneConfig
 from electra.tasks.glue import DIAGNOSTIC, GLUE
 from electra.training.config import PretrainConfig
 from tools.readme import GUIDES, PAGE, PICTURE, update_readme
+from tools.tensorflow import convert
 
 ROOT = Path(electra.__file__).parent.parent
 DOCS = """OBJECTIVES ARTEFACTS DEVIATIONS PERFORMANCE ARCHITECTURE RELIABILITY DOMAIN LIBRARY
@@ -131,7 +132,7 @@ def place(toy_text, toy_shards, tmp_path):
         write_table(folder / "duplicates" / f"{split}.tsv", [header, *pairs])
         tagged = [row for each in words for row in (*each, "")]
         write_table(folder / "names" / f"{split}.txt", tagged)
-    shutil.copytree(ROOT / "tests" / "tf_checkpoint", folder / "electra_small")
+    convert(ROOT / "tests" / "tf_checkpoint", folder / "electra_small")
     (folder / "electra_small" / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     config = override(PRESETS["deberta-v3-small"], [*TOY["pretrain"], "optimizer.warmup_steps=0"])
     pretrain(toy_shards, folder / "hub", config, ignore)

@@ -1,138 +1,26 @@
-"""Other people's weights: TensorFlow's checkpoint to the bit, transformers' folders and back."""
+"""Other people's weights: transformers' folders and back."""
 
-import random
-import shutil
-import struct
-import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
-from commands import refuse_command, succeed
-from networks import assert_same_tensors
+from commands import succeed
 from refusals import refuse
-from runs import flip_bit, ignore
+from runs import ignore
 from safetensors.torch import load_file, save_file
 
 from electra.assignments import override
-from electra.checkpoints.checkpoint import Weights, read_header
 from electra.checkpoints.folder import read_pretrained
-from electra.checkpoints.names import ELECTRA
-from electra.errors import UserError
 from electra.files import read_object, write_json
-from electra.inference.ask import detect, fill, load_asked
 from electra.inference.network import load_encoder
-from electra.interop.importing import find_roles, import_model
-from electra.interop.tensorflow import find_bundle, read_bundle
-from electra.interop.weights import NOTHING, Source
-from electra.model.encoder import Encoder
-from electra.model.heads import DiscriminatorHead, GeneratorHead
-from electra.presets import encoder_sizes
+from electra.interop.importing import import_model
 from electra.pretraining.init_from import fit_to_start
 from electra.pretraining.loop import pretrain
 from electra.shards.config import PrepareConfig
 from electra.shards.prepare import prepare
 from electra.tokenizing.tokenizer import Tokenizer
 
-CHECKPOINT = Path(__file__).parent / "tf_checkpoint"
-sys.path.insert(0, str(CHECKPOINT))
-from google_names import list_shapes, values_of  # noqa: E402
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*has no tokenizer_config.json")
-crc32c = pytest.importorskip("google_crc32c")
 transformers = pytest.importorskip("transformers")
-
-
-def test_tensors_that_tensorflow_wrote_are_read_to_the_bit():
-    tensors, others = read_bundle(find_bundle(CHECKPOINT))
-    shapes = list_shapes()
-    assert {*tensors, *others} == {*shapes, "global_step"}
-    slots = {name for name in shapes if name.endswith(("adam_m", "adam_v"))}
-    assert {*others} == {"global_step", *slots}
-    for name, tensor in tensors.items():
-        assert torch.equal(tensor, torch.from_numpy(values_of(name, shapes[name]))), name
-
-
-def test_google_s_checkpoint_becomes_a_folder_for_every_verb(tmp_path, capsys):
-    printed = succeed(capsys, "import", CHECKPOINT, "--out", tmp_path / "start")
-    assert "loaded 66 of 69 tensors" in printed.out
-    slots = [f"electra/embeddings/LayerNorm/beta/adam_{each}" for each in "mv"]
-    assert all(f"{name}" in printed.err for name in ("left over: ", "global_step", *slots))
-    refuse_command("exists already", capsys, "import", CHECKPOINT, "--out", tmp_path / "start")
-    judge = load_file(tmp_path / "start/model.safetensors")
-    masked_lm = load_file(tmp_path / "start/generator/model.safetensors")
-    shapes = list_shapes()
-    for theirs, ours, tensors in (
-        ("electra/embeddings/word_embeddings", "embeddings.word_embeddings.weight", judge),
-        ("electra/embeddings/word_embeddings", "embeddings.word_embeddings.weight", masked_lm),
-        ("generator/encoder/layer_0/output/dense/kernel", "0.output.dense.weight", masked_lm),
-        ("electra/encoder/layer_1/output/LayerNorm/gamma", "1.output.LayerNorm.weight", judge),
-        ("discriminator_predictions/dense_1/kernel", "dense_prediction.weight", judge),
-        ("generator_predictions/output_bias", "generator_lm_head.bias", masked_lm),
-    ):
-        values = torch.from_numpy(values_of(theirs, shapes[theirs]))
-        (name,) = (each for each in tensors if each.endswith(ours) and "attention" not in each)
-        expected = values.T if theirs.endswith("kernel") else values
-        assert torch.equal(tensors[name], expected), theirs
-    (words,) = detect(load_asked(tmp_path / "start", "replaced"), ["the cat sat"])
-    assert len(words) == 3
-    assert len(fill(load_asked(tmp_path / "start", "tokens"), ["the [MASK]"])[0]) == 1
-
-
-def test_a_generator_in_the_same_checkpoint_has_sizes_of_its_own():
-    """As in Google's small model: a narrower encoder, on the discriminator's embeddings."""
-    parts = {}
-    for role, size, head in (("discriminator", 128, DiscriminatorHead),
-                             ("generator", 64, GeneratorHead)):  # fmt: skip
-        sizes = encoder_sizes(size, 2, 32, vocab_size=40)
-        kind = "PreTraining" if role == "discriminator" else "MaskedLM"
-        tensors = ELECTRA.to_theirs(Encoder(sizes).state_dict(), head(sizes).state_dict(), kind)
-        headers = {name: read_header(tensors, name) for name in tensors}
-        parts[role] = Weights(headers, tensors.__getitem__)
-    roles = find_roles(CHECKPOINT, Source(ELECTRA, *parts.values(), NOTHING, None, {}))
-    found = {role: each.sizes.hidden_size for role, each in roles.items()}
-    assert found == {"discriminator": 128, "generator": 64}
-
-
-def test_damaged_and_foreign_checkpoints_are_refused(tmp_path):
-    """100 flipped bits, 20 truncations, another file: refused with the reason, or not used."""
-    rng = random.Random(0)
-    whole, _ = read_bundle(CHECKPOINT / "model.ckpt-7")
-    num_harmless = 0
-    folder = shutil.copytree(CHECKPOINT, tmp_path / "copy")
-    base = folder / "model.ckpt-7"
-    index, data = (base.with_name(base.name + end) for end in (".index", ".data-00000-of-00001"))
-    for number in range(120):
-        path = (index, data)[number % 2]
-        content = path.read_bytes()
-        if number < 100:
-            flip_bit(path, rng.random())
-        else:
-            path.write_bytes(content[: rng.randrange(len(content))])
-        with suppress(UserError):
-            tensors, _ = read_bundle(base)
-            # The bit was that of a slot, of the step, or of the empty part of the footer.
-            num_harmless += 1
-            assert_same_tensors(tensors, whole)
-        path.write_bytes(content)
-    assert num_harmless < 10
-    data.unlink()
-    refuse("data-00000-of-00001 is missing", read_bundle, base)
-    index.write_bytes(b"an index" * 100)
-    refuse("index is damaged, or is no checkpoint:", read_bundle, base)
-    # A number that never ends
-    index.write_bytes(b"\xff" * 40 + struct.pack("<Q", 0xDB4775248B80FB57))
-    refuse("a number is too long", read_bundle, base)
-
-
-def test_of_several_checkpoints_one_is_named(tmp_path):
-    folder = shutil.copytree(CHECKPOINT, tmp_path / "two")
-    shutil.copy(folder / "model.ckpt-7.index", folder / "other.index")
-    assert find_bundle(folder).name == "model.ckpt-7"  # as the file `checkpoint` says
-    (folder / "checkpoint").unlink()
-    refuse("holds several checkpoints; name one of them", find_bundle, folder)
-    assert find_bundle(folder / "model.ckpt-7.index").name == "model.ckpt-7"
 
 
 def draw_weights(model):
@@ -165,6 +53,16 @@ def as_shards(folder, model):
     assert (folder / "model.safetensors.index.json").exists()
 
 
+def as_parts_of_pickles(folder, model):
+    (folder / "model.safetensors").unlink()
+    tensors, places = [*model.state_dict().items()], {}
+    for number in range(2):
+        part = dict(tensors[number::2])
+        places |= dict.fromkeys(part, f"pytorch_model-{number}.bin")
+        torch.save(part, folder / f"pytorch_model-{number}.bin")
+    write_json(folder / "pytorch_model.bin.index.json", {"weight_map": places})
+
+
 def as_pickle(folder, model):
     (folder / "model.safetensors").unlink()
     tensors = model.state_dict().items()
@@ -178,7 +76,7 @@ def without_heads(folder, model):
     write_json(folder / "config.json", config)
 
 
-@pytest.mark.parametrize("change", [None, as_shards, as_pickle, without_heads])
+@pytest.mark.parametrize("change", [None, as_shards, as_parts_of_pickles, as_pickle, without_heads])
 @torch.no_grad()
 def test_bert_is_an_encoder_and_a_generator(bert, tmp_path, change):
     model, folder = bert
@@ -324,11 +222,8 @@ def test_what_is_no_model_is_refused(bert, run, tmp_path, monkeypatch):
     weights.pop("cls.predictions.decoder.bias", None)
     save_file(weights, folder / "model.safetensors")
     refuse("encoder.layer.1.output.dense.bias", import_model, folder, out)
-    refuse("neither a TensorFlow checkpoint", import_model, tmp_path, out)
+    refuse("is no Hugging Face folder: it has no config.json", import_model, tmp_path, out)
     refuse("electra's own and needs no import", import_model, run, out)
-    short = tmp_path / "short.txt"
-    short.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
-    refuse("has 40 token embeddings,", import_model, CHECKPOINT, out, short)
     assert not out.exists()
 
 

@@ -112,12 +112,13 @@ READ_BY_ALL = [
     (tensor(lambda x: x.flatten()), f"{SHAPE} (16384,)"),
     (tensor(lambda x: x.long()), f"{WEIGHT} is I64; weights must be float32, float16, bfloat16"),
     (tensor(lambda x: x.to(torch.complex64)), f"{WEIGHT} is C64"),
-    (config(num_hidden_layers=10**9), "num_hidden_layers is 1,000,000,000, but the weights have 2"),
+    (config(num_hidden_layers=10**9), "num_hidden_layers must be in [1, 1000], not 1000000000"),
     (config(num_hidden_layers=1), "num_hidden_layers is 1, but the weights have 2 layers"),
     (config(hidden_size=1 << 30), "the sizes are too large for any machine"),
     (config(vocab_size=10**30), "vocab_size must be less than 2,147,483,648"),
     (config(vocab_size=121), "word_embeddings.weight has the shape (120, 32); by the sizes"),
     (config(sequence_length=2), "a row of 2 tokens is too short"),
+    (config(layer_norm_eps=10**400), "layer_norm_eps must be a number from 0, less than 2,147,4"),
     (config(model_type=["electra"]), "model_type must be electra"),
     (config(model_type="gpt2"), "modernbert-decoder or deberta-v2, not 'gpt2'"),
     (more_tokens, "200 tokens"),
@@ -169,6 +170,49 @@ def test_a_pickle_is_refused_by_what_is_wrong(start, tmp_path, capsys, damage, w
     else:
         import_model(folder, tmp_path / "whole")
         assert read_model(tmp_path / "whole").tensors.keys() == read_model(start).tensors.keys()
+
+
+MODERN = {
+    "model_type": "modernbert", "vocab_size": 120, "hidden_size": 64, "num_attention_heads": 2,
+    "intermediate_size": 96, "num_hidden_layers": 2,
+}  # fmt: skip
+FULL = "full_attention"
+OTHER_BODIES = [
+    ({"num_hidden_layers": 10**9}, "num_hidden_layers must be in [1, 1000], not 1000000000"),
+    ({"num_hidden_layers": 10**9, "layer_types": [FULL]}, "must be a list of 1,000,000,000 layers"),
+    ({"rope_parameters": [1]}, "rope_parameters must be objects by kind of attention, not [1]"),
+    ({"rope_parameters": {FULL: 5}}, "rope_parameters must be objects by kind of attention"),
+    ({"global_rope_theta": 10**400}, "global_rope_theta must be a number above 0, less than 1e+30"),
+    ({"model_type": "deberta-v2", "pos_att_type": 5}, "must be True, not False"),
+    ({"model_type": "bert", "num_hidden_layers": 10**9}, "num_hidden_layers must be in [1, 1000]"),
+]
+
+
+@pytest.mark.parametrize(("values", "words"), OTHER_BODIES)
+def test_sizes_are_checked_before_anything_is_built(start, tmp_path, values, words):
+    """A list of a thousand million layers would take minutes, and gigabytes of memory."""
+    folder = shutil.copytree(start, tmp_path / "model")
+    (folder / "config.json").write_text(json.dumps(MODERN | values))
+    refuse(words, import_model, folder, tmp_path / "out")
+
+
+INDEX = [
+    ({"a": "b\ud800"}, r"names 1 file that it lacks, as ['b\ud800']"),
+    ({"a": "b\0"}, r"names 1 file that it lacks, as ['b\x00']"),
+    ({"a": ".", "b": 5}, "names 2 files that it lacks"),
+    ({"a\ud800": "vocab.txt"}, "cannot read"),
+    ({str(number): str(number) for number in range(10**5)}, "names 100,000 files that it lacks"),
+    ({}, "num_hidden_layers is 2, but the weights have 0 layers"),
+    ([], "has no weight_map"),
+]
+
+
+@pytest.mark.parametrize(("places", "words"), INDEX)
+def test_an_index_of_weights_names_files_beside_it(start, tmp_path, places, words):
+    folder = shutil.copytree(start, tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    refuse(words, import_model, folder, tmp_path / "out")
 
 
 def test_spare_rows_of_a_padded_vocabulary_are_kept(

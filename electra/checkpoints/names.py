@@ -9,6 +9,7 @@ Shape suffixes: H hidden size, C classes.
 
 import dataclasses
 import re
+import reprlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +38,8 @@ Modules = Mapping[str, str | tuple[str, ...]]
 matrix are theirs, one after the other. The empty name is the module itself."""
 MOST = 1 << 31
 """What a size must be less than."""
+MOST_BASE = 1e30
+"""What a base of rotary positions must be less than."""
 
 
 @dataclass(frozen=True)
@@ -242,7 +245,7 @@ def _read_fields(
             fits = is_number and isinstance(value, int) and 1 <= value < MOST
             rule = f"less than {MOST:,}" if is_number and value >= MOST else "a whole number from 1"
         else:
-            fits, rule = is_number and value >= 0, "a number from 0"
+            fits, rule = is_number and 0 <= value < MOST, f"a number from 0, less than {MOST:,}"
         require(fits, f"{name} must be {rule}, not {value!r}")
         sizes[ours] = value
     return sizes
@@ -442,13 +445,17 @@ def _read_period(values: Mapping[str, Any], num_layers: int) -> int:
         require(type(period) is int, f"global_attn_every_n_layers must be a number, not {period!r}")
         return int(period)
     full = "full_attention"
-    require(isinstance(types, list), f"layer_types must be a list, not {types!r}")
+    require(
+        isinstance(types, list) and len(types) == num_layers,
+        f"layer_types must be a list of {num_layers:,} layers, not {reprlib.repr(types)}",
+    )
     places = [place for place, kind in enumerate(types) if kind == full]
     period = places[1] if len(places) > 1 else num_layers
     expected = ["sliding_attention" if place % period else full for place in range(num_layers)]
     require(
         types == expected,
-        f"layer_types must be full_attention in every n-th layer, the first included, not {types}",
+        f"layer_types must be full_attention in every n-th layer, the first included, not "
+        f"{reprlib.repr(types)}",
     )
     return period
 
@@ -456,6 +463,10 @@ def _read_period(values: Mapping[str, Any], num_layers: int) -> int:
 def _read_bases(values: Mapping[str, Any]) -> tuple[float, float]:
     """Return the bases of the rotary positions of global and of local attention."""
     tables = values.get("rope_parameters") or {}
+    require(
+        isinstance(tables, dict) and all(isinstance(each or {}, dict) for each in tables.values()),
+        f"rope_parameters must be objects by kind of attention, not {reprlib.repr(tables)}",
+    )
     bases: list[float] = []
     for kind, name, default in (
         ("full_attention", "global_rope_theta", 160_000.0),
@@ -468,8 +479,8 @@ def _read_bases(values: Mapping[str, Any]) -> tuple[float, float]:
         if base is None and kind == "sliding_attention":  # of the first ModernBERT models
             base = bases[0]
         require(
-            isinstance(base, int | float) and not isinstance(base, bool),
-            f"{name} must be a number, not {base!r}",
+            isinstance(base, int | float) and not isinstance(base, bool) and 0 < base < MOST_BASE,
+            f"{name} must be a number above 0, less than {MOST_BASE:g}, not {base!r}",
         )
         bases.append(float(base))
     require(not values.get("rope_scaling"), "rope_scaling must not be set")
@@ -584,7 +595,7 @@ def _read_deberta(values: Mapping[str, Any]) -> EncoderConfig:
     kinds = values.get("pos_att_type") or []
     words = kinds.lower().split("|") if isinstance(kinds, str) else kinds
     require(
-        sorted(str(each).strip() for each in words) == ["c2p", "p2c"],
+        isinstance(words, list) and sorted(str(each).strip() for each in words) == ["c2p", "p2c"],
         f"pos_att_type must be 'p2c|c2p', not {kinds!r}: version 3 has both terms and no other",
     )
     sizes = _read_fields(values, _DEBERTA_FIELDS | _fields(_OF_HEADS, {}), {})

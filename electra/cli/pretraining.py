@@ -316,15 +316,15 @@ def import_(
 ) -> None:
     """Turn other people's weights into a folder that the other verbs take.
 
-    Read are Google's TensorFlow checkpoints of ELECTRA and BERT, without TensorFlow, and Hugging
-    Face folders of ELECTRA, BERT, ModernBERT and DeBERTaV3: safetensors, whole or in parts, or
-    pytorch_model.bin, of which nothing but tensors is read. A masked language model becomes a
-    generator, too, and pytorch_model.generator.bin is DeBERTaV3's.
+    Reads Hugging Face folders of ELECTRA, BERT, ModernBERT and DeBERTaV3: safetensors or
+    pytorch_model.bin, whole or in parts. From pytorch_model.bin only tensors are loaded, never
+    code. A masked language model also becomes a generator; pytorch_model.generator.bin is
+    DeBERTaV3's.
 
     Example: electra import electra_small --out start
 
     Args:
-        source: A TensorFlow checkpoint (NAME.index) or its folder, or a Hugging Face folder.
+        source: A Hugging Face folder.
         out: The folder to write: the discriminator, or an encoder without its head, and the
             generator in a folder inside, each as transformers loads them.
         tokenizer: A folder with a tokenizer, or a file of one; without it, that of the source.

@@ -13,7 +13,7 @@ section 5) or lie between them; rotary ones turn more slowly.
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,18 +21,14 @@ from torch import Tensor
 
 from electra.checkpoints.checkpoint import Weights
 from electra.checkpoints.folder import TOKENS, SavedModel, SavedNetwork, find_networks, read_length
-from electra.checkpoints.names import ARCHITECTURES, DEBERTA, ELECTRA, count_layers
+from electra.checkpoints.names import DEBERTA, ELECTRA, count_layers
 from electra.errors import require, tell_place
 from electra.files import new_folder
 from electra.interop.export import describe, write_plain
 from electra.interop.weights import Source, read_source
 from electra.model.config import EncoderConfig
-from electra.tokenizing.agreement import require_agreement
 from electra.tokenizing.tokenizer import Tokenizer
 
-HEAD_SIZE = 64
-"""Width of an attention head in all models of google-research/electra; their checkpoints do not
-say it."""
 SPARE = 1024
 """Most rows of the embeddings that no token has. Vocabularies are padded to a multiple of 8, 64 or
 128, and a few have hundreds of rows more; a greater difference is that of another vocabulary."""
@@ -72,31 +68,28 @@ def import_model(
 ) -> Imported:
     """Write the networks of a source as `electra export` writes those of a run.
 
-    A source is a TensorFlow checkpoint, its folder, or a Hugging Face folder. The arguments are
-    those of `electra import`; 0 `positions` are those of the source.
+    A source is a Hugging Face folder. The arguments are those of `electra import`; 0 `positions`
+    are those of the source.
     """
     require(positions > 0 or position_rows is None, "--position-rows is for --positions; give both")
     if not generator and (source / "generator" / "config.json").is_file():
         generator = source / "generator"
     sources = {path: read_source(path) for path in (source, generator) if path}
     total = sum(len(found.left) for found in sources.values())
-    folder = source if source.is_dir() else source.parent
-    words = Tokenizer.load(tokenizer or folder)
-    if not tokenizer:
-        require_agreement(folder, words)
+    roles = {path: find_roles(path, found) for path, found in sources.items()}
+    words = Tokenizer.load(tokenizer or source)
     extended = Tokenizer.load(extend) if extend else words
     pieces = find_pieces(words, extended) if extend else None
     networks: dict[str, SavedModel] = {}
-    for path, found in sources.items():
-        for role, network in find_roles(path, found).items():
+    for path, found in roles.items():
+        for role, network in found.items():
             if generator and (role == "generator") != (path is generator):
                 continue
             _require_rows(path, network.sizes.vocab_size, words.vocab_size)
-            length = read_length(path, network.sizes) if found.config else 0
+            length = positions or read_length(path, network.sizes)
             network = _extend_vocabulary(network, pieces) if pieces else network
             if positions:
                 network = _extend_positions(network, positions, position_rows or "interpolate")
-            length = positions or length or network.sizes.max_position_embeddings
             networks[role] = SavedModel(network, extended, length, str(path))
     require(bool(networks), f"{source}: 0 of {total} tensors can be used: no encoder of ELECTRA")
     with new_folder(out) as written:
@@ -126,22 +119,18 @@ def find_roles(path: Path, found: Source) -> dict[str, SavedNetwork]:
     """Return the networks in a source by role: discriminator, encoder without a head, generator."""
     architecture, own, inner, judge, *_ = found
     # BERT's masked language model, and ModernBERT's, is an encoder as well.
-    is_generator = architecture is ELECTRA and not any(
-        name.startswith("cls/") for name in found.left
-    )
+    is_generator = architecture is ELECTRA
     with tell_place(path):
-        sizes = _read_sizes(own, found.config)
+        sizes = architecture.read_config(found.config)
         networks = find_networks(architecture, _find_heads(sizes, own), own, judge or None)
         if architecture is DEBERTA and "replaced" in networks:
             networks.pop("tokens", None)  # a discriminator's masked language model is not trained
         if "next" in networks:
             return {"encoder": networks["next"]}
         if inner:
-            inner_sizes = _read_sizes(inner, found.config)
-            if architecture is DEBERTA:
-                number = count_layers(inner, DEBERTA.prefix + DEBERTA.before_layers)
-                inner_sizes = dataclasses.replace(inner_sizes, num_hidden_layers=number)
-                inner_sizes = _find_heads(inner_sizes, inner)
+            number = count_layers(inner, architecture.prefix + architecture.before_layers)
+            inner_sizes = dataclasses.replace(sizes, num_hidden_layers=number)
+            inner_sizes = _find_heads(inner_sizes, inner)
             networks |= find_networks(architecture, inner_sizes, inner)
             networks.pop("", None)
         roles = {}
@@ -168,36 +157,6 @@ def _find_heads(sizes: EncoderConfig, tensors: Weights) -> EncoderConfig:
         sizes,
         published_heads=judges or decodes or sizes.published_heads,
         enhanced_decoder=decodes or sizes.enhanced_decoder,
-    )
-
-
-def _read_sizes(tensors: Weights, config: Mapping[str, Any] | None) -> EncoderConfig:
-    """Return an encoder's sizes, from config.json or else from the shapes of ELECTRA's tensors."""
-    if config is not None:
-        return ARCHITECTURES[config["model_type"]].read_config(config)
-
-    def shape(name: str) -> tuple[int, ...]:
-        found = tensors.headers.get(name)
-        require(found is not None, f"the weights lack {name}; they are not an ELECTRA encoder")
-        assert found is not None
-        require(len(found.shape) == 2, f"{name} has the shape {found.shape}; it must be a matrix")
-        return found.shape
-
-    vocab_size, embedding_size = shape("electra.embeddings.word_embeddings.weight")
-    inner_size, hidden_size = shape("electra.encoder.layer.0.intermediate.dense.weight")
-    require(
-        hidden_size % HEAD_SIZE == 0,
-        f"hidden states of {hidden_size} are no whole number of heads of {HEAD_SIZE}",
-    )
-    return EncoderConfig(
-        vocab_size=vocab_size,
-        embedding_size=embedding_size,
-        hidden_size=hidden_size,
-        num_hidden_layers=count_layers(tensors, "electra.encoder.layer."),
-        num_attention_heads=hidden_size // HEAD_SIZE,
-        intermediate_size=inner_size,
-        max_position_embeddings=shape("electra.embeddings.position_embeddings.weight")[0],
-        type_vocab_size=shape("electra.embeddings.token_type_embeddings.weight")[0],
     )
 
 

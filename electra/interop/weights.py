@@ -1,39 +1,25 @@
 """The weights of other programs by name, shapes before values; no code of a file ever runs.
 
-Read are TensorFlow checkpoints of google-research/electra (tensorflow.py), and Hugging Face folders
-of ELECTRA, BERT, DeBERTa and ModernBERT (its decoder, too): safetensors, whole or in parts, or
-pytorch_model.bin.
+Read are Hugging Face folders of ELECTRA, BERT, DeBERTa and ModernBERT (its decoder, too):
+safetensors, whole or in parts, or pytorch_model.bin. transformers does not read them for us: it has
+no class with DeBERTa's discriminator, whose published files are pickles under older names, and it
+builds a network of the sizes in config.json before it compares a shape.
 """
 
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from electra.checkpoints.checkpoint import (
-    Header,
-    Weights,
-    read_header,
-    read_tensors,
-    require_finite,
-)
-from electra.checkpoints.names import ARCHITECTURES, DISCRIMINATOR_FILE, ELECTRA, Architecture
-from electra.errors import UserError, require
+from electra.checkpoints.checkpoint import Header, Weights, read_tensors, require_finite
+from electra.checkpoints.names import ARCHITECTURES, DISCRIMINATOR_FILE, Architecture
+from electra.errors import UserError, count_of, require
 from electra.files import read_object
-from electra.interop.tensorflow import find_bundle, read_bundle
 
-_FROM_TENSORFLOW = {
-    "bert/": "electra/",
-    "generator/": "electra/",
-    "discriminator_predictions/dense_1/": "discriminator_predictions/dense_prediction/",
-    "cls/predictions/transform/": "generator_predictions/",
-    "cls/predictions/output_bias": "generator_predictions/output_bias",
-}
-"""Beginnings of TensorFlow's names, in models of ELECTRA and BERT, and what takes their place."""
 _FROM_OLDER = {
     r"LayerNorm\.gamma$": "LayerNorm.weight",
     r"LayerNorm\.beta$": "LayerNorm.bias",
@@ -44,8 +30,6 @@ _FROM_OLDER = {
 """Names of older versions of transformers and of microsoft/DeBERTa, and what takes their place."""
 GENERATOR_FILE = "pytorch_model.generator.bin"
 """The generator that DeBERTaV3 was trained with, beside its discriminator."""
-_OF_DISCRIMINATOR = ("electra.encoder.", "discriminator_predictions.")
-"""What a generator in the same TensorFlow checkpoint does not share."""
 NOTHING = Weights({}, lambda name: torch.empty(0))
 
 
@@ -58,37 +42,19 @@ class Source(NamedTuple):
     """Of a generator in the same source; empty: there is none."""
     judge: Weights
     """Of a discriminator's head in a file of its own; empty: there is none."""
-    config: dict[str, Any] | None
-    """Contents of config.json; None: there is none."""
+    config: dict[str, Any]
+    """Contents of config.json."""
     left: dict[str, None]
     """The source's names of what was not read yet; reading a tensor takes it out."""
 
 
 def read_source(path: Path) -> Source:
-    """Return the weights of a TensorFlow checkpoint, its folder, or a Hugging Face folder."""
-    base = find_bundle(path)
-    if base:
-        theirs, others = read_bundle(base)
-        turned = {
-            name: each.T.contiguous() if name.endswith("/kernel") else each
-            for name, each in theirs.items()
-        }
-        headers = {name: read_header(turned, name) for name in turned}
-        weights = Weights(headers, lambda name: require_finite(turned[name], f"{base}: {name}"))
-        inner = {_from_tensorflow(n): n for n in theirs if n.startswith("generator/")}
-        names = {_from_tensorflow(n): n for n in theirs if not n.startswith("generator/")}
-        if inner:  # its head stands among the discriminator's tensors, as shared embeddings do
-            shared = {n: each for n, each in names.items() if not n.startswith(_OF_DISCRIMINATOR)}
-            inner = shared | inner
-            names = {n: each for n, each in names.items() if not n.startswith("generator_")}
-        left: dict[str, None] = {name: None for name in (*theirs, *others)}
-        own, generator = (_note(weights, each, left) for each in (names, inner))
-        return Source(ELECTRA, own, generator, NOTHING, None, left)
+    """Return the weights of a Hugging Face folder."""
     config = path / "config.json"
     require(
         config.is_file(),
-        f"{path} is neither a TensorFlow checkpoint (NAME.index) nor a Hugging Face folder "
-        "(config.json)",
+        f"{path} is no Hugging Face folder: it has no config.json; of a TensorFlow checkpoint, "
+        "`python -m tools.tensorflow` of electra's repository makes one",
     )
     values = read_object(config)
     is_ours = not {"train", "task"}.isdisjoint(values)  # a run's settings, or a fine-tuning's
@@ -96,7 +62,7 @@ def read_source(path: Path) -> Source:
     kind, (*first, last) = values.get("model_type"), ARCHITECTURES
     if str(kind) not in ARCHITECTURES:
         raise UserError(f"{config}: model_type must be {', '.join(first)} or {last}, not {kind!r}")
-    left = {}
+    left: dict[str, None] = {}
 
     def take(weights: Weights, before: str = "") -> Weights:
         left.update({before + name: None for name in weights})
@@ -122,35 +88,37 @@ def _note(
     return Weights(weights.rename(names).headers, read)
 
 
-def _join(parts: list[Weights]) -> Weights:
-    """Return the tensors of several files."""
-    owners = {name: part for part in parts for name in part}
-    headers = {name: part.headers[name] for name, part in owners.items()}
-    return Weights(headers, lambda name: owners[name][name])
-
-
 def _read_weights(folder: Path) -> Weights:
     """Return the tensors of a Hugging Face folder under the names there."""
-    index = folder / "model.safetensors.index.json"
-    if (folder / "model.safetensors").is_file():
-        return read_tensors(folder / "model.safetensors")
-    if index.is_file():
-        places = read_object(index).get("weight_map")
-        require(isinstance(places, dict), f"{index} has no weight_map")
-        assert isinstance(places, dict)
-        parts = sorted({Path(str(name)).name for name in places.values()})
-        tensors = _join([read_tensors(folder / part) for part in parts])
-        lacking = sorted(set(places) - set(tensors))
-        require(
-            not lacking, f"{folder} lacks {len(lacking)} tensors of its index, as {lacking[:1]}"
-        )
-        return tensors
-    path = folder / "pytorch_model.bin"
-    require(
-        path.is_file(),
-        f"{folder} has no weights: none of model.safetensors, {index.name} and {path.name}",
+    for name, read in (("model.safetensors", read_tensors), ("pytorch_model.bin", _read_pickle)):
+        if (folder / name).is_file():
+            return read(folder / name)
+        if (index := folder / f"{name}.index.json").is_file():
+            return _read_parts(index, read)
+    raise UserError(
+        f"{folder} has no weights: none of model.safetensors and pytorch_model.bin, whole or in "
+        "parts with an .index.json"
     )
-    return _read_pickle(path)
+
+
+def _read_parts(index: Path, read: Callable[[Path], Weights]) -> Weights:
+    """Return the tensors of the files beside an index that it names."""
+    places = read_object(index).get("weight_map")
+    if not isinstance(places, dict):
+        raise UserError(f"{index} has no weight_map")
+    files = {path.name: path for path in index.parent.iterdir() if path.is_file()}
+    named = {str(name).rpartition("/")[2] for name in places.values()}
+    absent = sorted(named - files.keys())
+    require(
+        not absent, f"{index} names {count_of(len(absent), 'file')} that it lacks, as {absent[:1]}"
+    )
+    owners = {name: part for part in [read(files[name]) for name in sorted(named)] for name in part}
+    lacking = sorted(places.keys() - owners.keys())
+    require(
+        not lacking, f"{index.parent} lacks {len(lacking)} tensors of its index, as {lacking[:1]}"
+    )
+    headers = {name: part.headers[name] for name, part in owners.items()}
+    return Weights(headers, lambda name: owners[name][name])
 
 
 def _read_pickle(path: Path) -> Weights:
@@ -183,20 +151,6 @@ def _describe(tensor: Tensor) -> Header:
     elif tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
         dtype = f"{dtype} that repeats fewer values"
     return Header(dtype, tuple(tensor.shape))
-
-
-def _from_tensorflow(name: str) -> str:
-    """Return a variable's name as transformers has it."""
-    for theirs, ours in _FROM_TENSORFLOW.items():
-        if name.startswith(theirs):
-            name = ours + name.removeprefix(theirs)
-    name = re.sub(r"/layer_(\d+)/", r"/layer/\1/", name)
-    if name == "generator_predictions/output_bias":
-        return "generator_lm_head.bias"
-    name = re.sub("/(kernel|gamma)$", "/weight", name)
-    name = re.sub("/beta$", "/bias", name)
-    name = re.sub("_embeddings$", "_embeddings/weight", name)
-    return name.replace("/", ".")
 
 
 def _from_huggingface(name: str) -> str:

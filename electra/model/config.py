@@ -29,8 +29,9 @@ class EncoderConfig(Settings):
     modernbert, deberta-v2: they may not differ."""
     hidden_size: Annotated[int, AtLeast(1)]
     """Width of the hidden states."""
-    num_hidden_layers: Annotated[int, AtLeast(1)]
-    """Number of transformer layers."""
+    num_hidden_layers: Annotated[int, Within("[1, 1000]")]
+    """Number of transformer layers. More than 1,000 are taken for a damaged file, before a network
+    of them is built."""
     num_attention_heads: Annotated[int, AtLeast(1)]
     """Attention heads per layer; must divide `hidden_size`."""
     intermediate_size: Annotated[int, AtLeast(1)]

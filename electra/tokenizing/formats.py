@@ -39,6 +39,8 @@ State = dict[str, Any]
 """Content of a `tokenizer.json`, under the keys of DEFINING."""
 MAX_GROWTH = 4096
 """How many times as long a normaliser or decoder may make a text."""
+LONGEST_WORD = 1000
+"""Most characters of a word that WordPiece cuts; the time to cut it grows with their cube."""
 BERT_KINDS = ["WordPiece", "BertNormalizer", "BertPreTokenizer"]
 
 
@@ -90,6 +92,11 @@ def check_state(content: Mapping[str, Any]) -> State:
     require(len(model["vocab"]) > 0, "its vocabulary is empty")
     for name in ("dropout", "alpha", "nbest_size"):
         require(not model.get(name), f"its ids are drawn at random: the model has {name}")
+    longest = model.get("max_input_chars_per_word", MAX_WORD_CHARS)
+    require(
+        longest <= LONGEST_WORD,
+        f"max_input_chars_per_word is {longest:,}; words of at most {LONGEST_WORD:,} are cut",
+    )
     for stage in ("normalizer", "pre_tokenizer", "decoder"):
         parts = parts_of(state[stage])
         growth = math.prod(map(_growth, parts))

@@ -1,4 +1,12 @@
-"""Read TensorFlow's checkpoints (tensor bundles) without TensorFlow.
+"""A TensorFlow checkpoint of ELECTRA or BERT as a folder that `electra import` reads.
+
+    python -m tools.tensorflow CHECKPOINT FOLDER
+
+CHECKPOINT is NAME.index or its folder, as google-research/electra and google-research/bert write
+them; TensorFlow is not needed, but google-crc32c is. FOLDER gets config.json and model.safetensors
+with the names of transformers, the vocab.txt that lies beside the checkpoint, and in `generator`
+the generator of the same checkpoint. google-research/electra saves no settings: a head has a width
+of 64, as in all of its models.
 
 A bundle NAME has an index, NAME.index, and data files NAME.data-00000-of-00001, .... The index is a
 sorted table in blocks, as in LevelDB: keys share prefixes with the key before them, and every block
@@ -11,18 +19,23 @@ core/protobuf/tensor_bundle.proto.
 """
 
 import math
+import re
+import shutil
 import struct
+import sys
 from collections.abc import Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import google_crc32c
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
-from electra.errors import UserError, import_extra, require
-from electra.files import read_fields, read_varint
+from electra.errors import UserError, require
+from electra.files import new_folder, read_fields, read_varint, write_json
 
 FOOTER = 48
 """Bytes of the footer: two handles, filled up to 40 bytes, and the magic number."""
@@ -31,6 +44,22 @@ TRAILER = 5
 """Bytes after a block: its compression and its checksum."""
 FLOATS: dict[int, np.dtype[Any]] = {1: np.dtype("<f4"), 2: np.dtype("<f8"), 19: np.dtype("<f2")}
 """NumPy's dtype of TensorFlow's floating-point types, by number."""
+
+HEAD_SIZE = 64
+RENAMED = {
+    r"^discriminator_predictions/dense_1/": "discriminator_predictions/dense_prediction/",
+    r"^generator_predictions/output_bias$": "generator_lm_head/bias",
+    r"^cls/predictions/output_bias$": "cls/predictions/bias",
+    r"^cls/seq_relationship/output_weights$": "cls/seq_relationship/weight",
+    r"^cls/seq_relationship/output_bias$": "cls/seq_relationship/bias",
+    r"/layer_(\d+)/": r"/layer/\1/",
+    r"/(kernel|gamma)$": "/weight",
+    r"/beta$": "/bias",
+    r"_embeddings$": "_embeddings/weight",
+}
+"""Parts of TensorFlow's names, and what takes their place in transformers."""
+OF_DISCRIMINATOR = ("electra/encoder/", "discriminator_predictions/")
+"""What a generator in the same checkpoint does not share."""
 
 
 class Entry(NamedTuple):
@@ -71,7 +100,6 @@ def read_bundle(base: Path) -> tuple[dict[str, Tensor], list[str]]:
 
     Optimizer slots (Adam's moments) and partial tensors are among the others.
     """
-    _checksum(b"")  # refused here without the package, not as a damaged file
     index = Path(f"{base}.index")
     try:
         entries, num_shards = _read_index(index.read_bytes())
@@ -109,8 +137,7 @@ def _read_tensors(
 
 def _checksum(content: bytes) -> int:
     """Return the CRC-32C of some bytes as files hold it: rotated, and a constant added."""
-    crc32c = import_extra("google_crc32c", "tensorflow", "reading a TensorFlow checkpoint")
-    value = int(crc32c.value(content))
+    value = int(google_crc32c.value(content))
     return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -161,3 +188,72 @@ def _read_entry(content: bytes) -> Entry:
     shape = tuple(dict(read_fields(dim)).get(1, 0) for dim in dims)
     dtype, shard, offset, size = (fields.get(n, 0) for n in (1, 3, 4, 5))
     return Entry(dtype, shape, shard, offset, size, int.from_bytes(fields.get(6, b""), "little"))
+
+
+def convert(checkpoint: Path, out: Path) -> list[str]:
+    """Write the folder of a checkpoint; return the names of what is no weight of the model."""
+    base = find_bundle(checkpoint)
+    if base is None:
+        raise UserError(f"{checkpoint} is no TensorFlow checkpoint: it has no NAME.index")
+    tensors, others = read_bundle(base)
+    own = {name: each for name, each in tensors.items() if not name.startswith("generator/")}
+    inner = {
+        name.replace("generator/", "electra/", 1): each
+        for name, each in tensors.items()
+        if name.startswith("generator/")
+    }
+    with new_folder(out) as folder:
+        if inner:  # its head stands among the discriminator's tensors, as shared embeddings do
+            shared = {n: each for n, each in own.items() if not n.startswith(OF_DISCRIMINATOR)}
+            own = {n: each for n, each in own.items() if not n.startswith("generator_")}
+            (folder / "generator").mkdir()
+            write_model(folder / "generator", shared | inner)
+        write_model(folder, own)
+        if (vocabulary := base.with_name("vocab.txt")).is_file():
+            shutil.copy(vocabulary, folder)
+    return others
+
+
+def write_model(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write config.json and weights of variables under the names of google-research."""
+    kind = "bert" if any(name.startswith("bert/") for name in tensors) else "electra"
+    theirs = {}
+    for name, tensor in tensors.items():
+        found = name
+        for pattern, replacement in RENAMED.items():
+            found = re.sub(pattern, replacement, found)
+        values = tensor.T if name.endswith("/kernel") else tensor
+        theirs[found.replace("/", ".")] = values.contiguous()
+
+    def shape(name: str) -> torch.Size:
+        require(f"{kind}.{name}" in theirs, f"the checkpoint lacks {kind}.{name}: it is no encoder")
+        return theirs[f"{kind}.{name}"].shape
+
+    inner_size, hidden_size = shape("encoder.layer.0.intermediate.dense.weight")
+    require(
+        hidden_size % HEAD_SIZE == 0,
+        f"hidden states of {hidden_size} are no whole number of heads of {HEAD_SIZE}",
+    )
+    vocab_size, embedding_size = shape("embeddings.word_embeddings.weight")
+    layers = {re.match(rf"{kind}\.encoder\.layer\.\d+\.", name) for name in theirs}
+    config = {
+        "model_type": kind,
+        "vocab_size": vocab_size,
+        "embedding_size": embedding_size,
+        "hidden_size": hidden_size,
+        "num_hidden_layers": len({each[0] for each in layers if each}),
+        "num_attention_heads": hidden_size // HEAD_SIZE,
+        "intermediate_size": inner_size,
+        "max_position_embeddings": shape("embeddings.position_embeddings.weight")[0],
+        "type_vocab_size": shape("embeddings.token_type_embeddings.weight")[0],
+    }
+    write_json(folder / "config.json", config)
+    save_file(theirs, folder / "model.safetensors", {"format": "pt"})
+
+
+if __name__ == "__main__":
+    try:
+        others = convert(*map(Path, sys.argv[1:3]))
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
+    print(f"wrote {sys.argv[2]}; no weights of the model: {', '.join(others[:5])}, ...")
