@@ -233,6 +233,7 @@ def find_seed(run: Path, seed: int | None = None, *, verify: bool = False) -> Sa
         f"{run} is not a finished folder of `electra finetune`: it must have a config.json with a "
         "task, and a results.json",
     )
+    check_hashes(run)
     results = read_object(run / "results.json")
     require(
         "best" not in results,

@@ -13,9 +13,6 @@ from electra.errors import require
 from electra.files import read_object, write_json
 from electra.version import __version__
 
-LOCK = "lock"
-"""Name of the lock file of a run or an unfinished fine-tuning; see `files.hold`."""
-
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a run or a fine-tuning: facts of the folder, and a list "sessions"."""

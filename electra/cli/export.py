@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from electra.cli.options import DryRun, Paths, Words, print_dry_run, refuse_existing, refuse_file
 from electra.errors import command, require
-from electra.files import write_text
+from electra.files import make_folder, write_text
 from electra.terminal.live import Progress
 from electra.terminal.printing import print_done
 
@@ -30,17 +30,17 @@ def report(folders: tuple[Path, ...], *, out: Path, dry_run: DryRun = False) -> 
             that is there is replaced.
     """
     from electra.reports.page import write_page
-    from electra.reports.runs import read_folders, read_samples, write_tables
+    from electra.reports.runs import is_run, read_folders, read_samples, write_tables
 
     _refuse_others(out)
     found = read_folders(folders)
     if dry_run:
         return print_dry_run(None, f"read {', '.join(map(str, folders))} and write {out}")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     if out.suffix.lower() == ".md":
         write_text(out, write_tables(found))
         return print_done(f"wrote {out}")
-    runs = [folder for folder in folders if (folder / "metrics.jsonl").exists()]
+    runs = [folder for folder in folders if is_run(folder)]
     saved = next((run for run in runs if any((run / "checkpoints").glob("step-*"))), None)
     shown = next((run for run in runs if (run / "samples.json").exists()), None)
     tuned = next((folder for folder in folders if (folder / "results.json").exists()), None)

@@ -18,7 +18,6 @@ from electra.files import copy_folder, new_folder, write_json, write_text
 from electra.pretraining.acceleration import Ranking, recorded_ranking
 from electra.pretraining.evaluation import DOMAINS_FILE
 from electra.settings import differences, flatten, override, to_dict
-from electra.tokenizing.tokenizer import Tokenizer
 
 MAY_CHANGE = frozenset(
     f"train.{name}"
@@ -55,11 +54,6 @@ def read_run(
         raise UserError(f"{what}: shards must have a folder and a sha256")
     if given:
         config, changed = settle(run, config, given)
-    try:
-        Tokenizer.load(run / "tokenizer")
-    except UserError as error:
-        where = Path(source["folder"]) / "tokenizer"
-        raise UserError(f"{error}; the run had a copy of {where}") from None
     ranking = recorded_ranking(manifest, device)
     return config, changed, source, ranking, manifest.get("init_from")
 

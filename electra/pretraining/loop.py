@@ -8,6 +8,7 @@ weights are equal bit for bit.
 import dataclasses
 import gc
 import math
+import shutil
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -27,11 +28,11 @@ from electra.checkpoints.checkpoint import (
     set_damaged_aside,
 )
 from electra.checkpoints.folder import SavedModel, read_pretrained, read_run_config
-from electra.checkpoints.manifest import LOCK, read_manifest
+from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import import_tracker
 from electra.config import PretrainConfig, TrainConfig, longest_warmup, require_schedule
 from electra.errors import UserError, command, require
-from electra.files import hold, new_folder, write_json
+from electra.files import LOCK, hold, new_folder, sync, write_json
 from electra.method.objective import Objective
 from electra.model.batch import Batch
 from electra.pretraining.acceleration import prepare_step
@@ -216,6 +217,7 @@ def _resume(
         domains = _open_domains(shards, config, machine, show)
         if machine.rank == 0:
             _keep_sources(run, shards, domains, machine)
+            _keep_tokenizer(run, shards)
         model = _build(config, shards, machine, run, start, show)
         try:
             require_memory(model, config, machine)
@@ -226,6 +228,7 @@ def _resume(
             names = ", ".join(f"{name} {words}" for name, words in changed.items())
             warnings.warn(f"{run} goes on with other settings: {names}", stacklevel=2)
             (run / "results.json").unlink(missing_ok=True)
+            sync(run)  # else the run could be complete with these settings
             write_json(run / "config.json", to_dict(config))
         return _train(run, shards, domains, step, show, end)
 
@@ -248,6 +251,17 @@ def _keep_sources(run: Path, shards: Shards, domains: Domains, machine: Machine)
     if before != now:
         told = f"in {now}, before in {before}; --set train.precision={before} keeps it"
         warnings.warn(f"{run} goes on {told}", stacklevel=2)
+
+
+def _keep_tokenizer(run: Path, shards: Shards) -> None:
+    """Write the run's tokenizer again where it is damaged; the shards of the run have the same."""
+    try:
+        Tokenizer.load(run / "tokenizer")
+    except UserError:
+        told = f"{run / 'tokenizer'} is damaged; it is written again, as {shards.folder} has it"
+        warnings.warn(told, stacklevel=2)
+        shutil.rmtree(run / "tokenizer", ignore_errors=True)
+        shards.tokenizer.save(run / "tokenizer")
 
 
 def _require_begun(run: Path, config: PretrainConfig) -> None:
