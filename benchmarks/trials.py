@@ -8,20 +8,24 @@ counts: those of series that are not named are kept. Tracebacks, silent, lost an
 """
 
 import argparse
+import errno
 import importlib
 import json
 import os
+import pickle
 import pkgutil
 import random
 import re
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,8 +35,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import electra
+from benchmarks.power import MODELS, Moment, State, rebuild, recording, write_state
+from electra.checkpoints.checkpoint import find_checkpoint, list_checkpoints
 from electra.checkpoints.manifest import find_commit
 from electra.cli import main as run_electra
+from electra.errors import UserError
 from electra.files import read_object, write_json, write_text
 from electra.reports.rendering import Table, to_markdown
 from electra.training.machine import Machine
@@ -58,7 +65,7 @@ SMALL = [
     *("examples.sequence_length=32", "train.steps=40", "train.batch_size=4", "train.threads=1"),
     *("train.evaluate_rows=8", "train.save_every=10", "train.log_every=5"),
 ]
-MEMOS = {"tensorboard", "verified.json"}
+MEMOS = {"tensorboard", "verified.json", "lock", ".unfinished", "plan.json"}
 """What a command may leave in a folder that it reads or writes."""
 ONCE = ["epochs=1", "threads=1", "reseeds=0"]
 PREPARED = ["heldout_prob=0.1", "workers=1"]
@@ -133,6 +140,10 @@ class Trial(NamedTuple):
     allowed: tuple[str, ...] = REFUSED
     prepare: Callable[[], object] = lambda: None
     """Called before the command."""
+    is_cut: bool = False
+    """Whether the command was begun before, and a failure of the power ended it."""
+    fault: str = ""
+    """Of system calls, as faults.c reads it. A command that is refused is given again without."""
     kill_after: float | None = None
     """Seconds after which the command is killed and given again."""
     rival_after: float | None = None
@@ -157,7 +168,7 @@ class Ended(NamedTuple):
 class Started:
     """A command of electra in a process of its own."""
 
-    def __init__(self, words: list[str]):
+    def __init__(self, words: list[str], inside: AbstractContextManager[None] | None = None):
         self.out = tempfile.TemporaryFile()  # noqa: SIM115
         self.pid = os.fork()
         if self.pid:
@@ -169,7 +180,8 @@ class Started:
             for stream in (1, 2):
                 os.dup2(self.out.fileno(), stream)
             sys.stdout, sys.stderr = (os.fdopen(stream, "w") for stream in (1, 2))
-            run_electra(words)
+            with inside or nullcontext():
+                run_electra(words)
             status = 0
         except SystemExit as stop:
             status = int(stop.code or 0)
@@ -198,17 +210,25 @@ class Started:
 def judge(trial: Trial) -> tuple[str, str]:
     """Run a trial and return its end, one of ENDS, and what was printed."""
     trial.prepare()
-    is_killed = False
+    is_killed, faulty = trial.is_cut, []
+    if trial.fault:
+        faulty = [Started(trial.words, failing(trial.fault)).wait()]
+        if not faulty[0].is_refusal:
+            return judge_end(trial, faulty[0], [], is_killed=False), faulty[0].err
+        is_killed = True
     if trial.kill_after is not None:
         is_killed = Started(trial.words).wait(trial.kill_after).status is None
-    commands = [] if trial.kill_after is not None and not is_killed else [Started(trial.words)]
+    is_done = trial.kill_after is not None and not is_killed
+    commands = [] if is_done else [Started(trial.words)]
     if trial.rival_after is not None:
         time.sleep(trial.rival_after)
         commands.append(Started(trial.words))
     every = [command.wait() for command in commands] or [Ended(0, "")]
     # Of two, the one that was not refused is judged, and the other one is as a refusal has to be.
     ended, *others = sorted(every, key=lambda each: each.status != 0)
-    return judge_end(trial, ended, others, is_killed), "\n".join(each.err for each in every)
+    return judge_end(trial, ended, others, is_killed), "\n".join(
+        each.err for each in [*faulty, *every]
+    )
 
 
 def judge_end(trial: Trial, ended: Ended, others: list[Ended], is_killed: bool) -> str:
@@ -278,6 +298,8 @@ def is_same(first: Path, second: Path) -> bool:
     """
     if first.is_file():
         return first.read_bytes() == second.read_bytes() or first.suffix in (".html", ".json")
+    if first.name == "checkpoints":  # older ones may be left
+        first, second = (list_checkpoints(each.parent)[-1] for each in (first, second))
     names = [{path.name for path in each.iterdir()} - MEMOS for each in (first, second)]
     times = {"manifest.json", "results.json", "metrics.jsonl", "verified.json", "tensorboard"}
     times |= {"README.md", "electra.json", "state.json"}
@@ -407,6 +429,163 @@ def try_races(folder: Path) -> Iterator[Trial]:
                 rival_after=hundredths / 100,
                 check=partial(is_same, whole, out),
             )
+
+
+CUT = {
+    "tokenizer": VERBS["tokenizer"],
+    "prepare": [*VERBS["prepare"], "task_bytes=8000", "write_dropped=true", "min_chars=40"],
+    "pretrain": [*VERBS["pretrain"], "train.keep_checkpoints=1"],
+    "finetune": [*VERBS["finetune"], "--seeds", "2"],
+    "export": VERBS["export"],
+    "import": VERBS["import"],
+    "embed": VERBS["embed"],
+    "score": VERBS["score"],
+    "predict": VERBS["predict"],
+    "report": VERBS["report"],
+}
+"""Commands that a failure of the power ends; what they write lies in the folder `cut`."""
+STATES = 24
+"""Most states of a command after a failure of the power."""
+
+
+def name_of(given: list[str]) -> str:
+    """Return what a command writes."""
+    return given[given.index("--out") + 1]
+
+
+def cut_words(verb: str, given: list[str]) -> list[str]:
+    """Return a command that writes into the folder `cut`."""
+    name = name_of(given)
+    return [verb, *(f"cut/{name}" if word == name else word for word in given)]
+
+
+def try_power(folder: Path) -> Iterator[Trial]:
+    """A command that a failure of the power ended is done by the same command, or was done.
+
+    The states are those of the models of `power`, without doubles, and the last one of each model.
+    What was done is whole, and a run has a checkpoint as soon as one was removed for another.
+    """
+    place, notes, rng = folder / "cut", folder / "moments", random.Random(0)
+    for verb, given in CUT.items():
+        words, name = cut_words(verb, given), name_of(given)
+        remove(place)
+        place.mkdir()
+        if (ended := Started(words, recording(place, notes)).wait()).status != 0:
+            raise SystemExit(f"electra {' '.join(words)}: {ended.err}")
+        whole = folder / f"uncut-{name}"
+        remove(whole)
+        shutil.move(place / name, whole)
+        moments: list[Moment] = pickle.loads(notes.read_bytes())
+        removals = [
+            n for n, each in enumerate(moments) if re.match(r"rmdir .*step-\d+$", each.call)
+        ]
+        states: dict[str, tuple[str, int, State]] = {}
+        for model in MODELS:
+            for stop in range(len(moments)):
+                state = rebuild(moments, stop, model, rng)
+                states.setdefault(repr(state), (model, stop, state))
+        last = [each for each in states.values() if each[1] == len(moments) - 1]
+        others = [each for each in states.values() if each[1] < len(moments) - 1]
+        chosen = rng.sample(others, min(STATES, len(others)))
+        for model, stop, state in sorted([*chosen, *last], key=lambda each: each[1]):
+            kept: list[bool] = []
+
+            def cut(
+                state: State = state,
+                name: str = name,
+                whole: Path = whole,
+                is_last: bool = stop == len(moments) - 1,
+                is_saved: bool = bool(removals) and stop >= removals[0],
+                kept: list[bool] = kept,
+            ) -> None:
+                write_state(place, state)
+                is_there = (place / name).exists()
+                kept.append(not is_last or (is_there and is_same(whole, place / name)))
+                if is_saved:
+                    kept.append(any(find_intact(place / name)))
+
+            def check(name: str = name, whole: Path = whole, kept: list[bool] = kept) -> bool:
+                return all(kept) and is_same(whole, place / name)
+
+            yield Trial(
+                f"{verb}, {model} after {stop} of {len(moments)}: {moments[stop].call}",
+                words,
+                ("recovered",),
+                cut,
+                is_cut=True,
+                check=check,
+            )
+
+
+def find_intact(run: Path) -> Iterator[Path]:
+    """Yield the intact checkpoints of a run."""
+    for folder in list_checkpoints(run):
+        with suppress(UserError):
+            yield find_checkpoint(folder)[1]
+
+
+@contextmanager
+def failing(fault: str) -> Iterator[None]:
+    """Let system calls of this process fail, if faults.c is loaded."""
+    os.environ["FAULT"] = fault
+    yield
+    del os.environ["FAULT"]
+
+
+def try_faults(folder: Path) -> Iterator[Trial]:
+    """Where a system call fails, a command is done, or refused in one line and done when it works.
+
+    A file system without fsync is none of its business; one without locks is noted.
+    """
+    rng = random.Random(0)
+    failures = {
+        "write": (errno.EIO, errno.ENOSPC, errno.EDQUOT),
+        "fsync": (errno.EIO,),
+        "close": (errno.EIO,),
+        "rename": (errno.EIO, errno.ENOSPC),
+    }
+    faults: list[tuple[str, tuple[str, ...]]] = [
+        (f"{call} {number} {first} {count}", ("recovered", "done"))
+        for call, numbers in failures.items()
+        for number in numbers
+        for first, count in ((0, 1), (rng.randint(1, 6), 1), (rng.randint(0, 9), 999))
+    ]
+    faults += [("write 0 0 999999", ("done",)), (f"fsync {errno.EINVAL} 0 999999", ("done",))]
+    faults += [(f"flock {number} 0 999999", ("noted",)) for number in (errno.ENOLCK, errno.ENOSYS)]
+    place = folder / "cut"
+    for verb, given in CUT.items():
+        words, whole = cut_words(verb, given), folder / f"uncut-{name_of(given)}"
+        remove(place, whole)
+        place.mkdir()
+        carry_out(*words)
+        shutil.move(place / name_of(given), whole)
+
+        def begin() -> None:
+            remove(place)
+            place.mkdir()
+
+        for fault, allowed in faults:
+            if fault.startswith("flock") and Path(name_of(given)).suffix:
+                allowed = ("done",)  # files need no lock
+            yield Trial(
+                f"{verb}, {fault}",
+                words,
+                allowed,
+                begin,
+                fault=f"{fault} cut/",
+                check=partial(is_same, whole, place / whole.name.removeprefix("uncut-")),
+            )
+
+
+def load_faults() -> None:
+    """Begin this program anew with the system calls of faults.c, unless it has them."""
+    if "FAULTS" in os.environ:
+        return
+    library = Path(tempfile.gettempdir()) / f"electra-faults-{os.getpid()}.so"
+    source = Path(__file__).with_name("faults.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    words = [sys.executable, "-m", "benchmarks.trials", *sys.argv[1:]]
+    os.execve(words[0], words, os.environ | {"LD_PRELOAD": str(library), "FAULTS": str(library)})
 
 
 def rewrite(name: str, change: Callable[[Any], Any], folder: Path) -> None:
@@ -650,6 +829,8 @@ SERIES: dict[str, Callable[[Path], Iterator[Trial]]] = {
     "kills": try_kills,
     "races": try_races,
     "shapes": try_shapes,
+    "power": try_power,
+    "faults": try_faults,
     "weights": try_weights,
 }
 
@@ -692,12 +873,14 @@ def main() -> int:
     parser.add_argument("series", nargs="*", metavar="SERIES", choices=[*SERIES, []])
     parser.add_argument("--out", type=Path, help="the .json file to write, beside a table")
     options = parser.parse_args()
+    names = options.series or [*SERIES]
+    if "faults" in names:
+        load_faults()
     for module in pkgutil.walk_packages(electra.__path__, "electra."):
         if not module.name.endswith("__main__"):  # loaded once, and not in each process
             importlib.import_module(module.name)
     out = options.out and options.out.resolve()
     results = read_object(out) if out and out.exists() else {}
-    names = options.series or [*SERIES]
     origin = {"commit": find_commit(), "device": Machine().name}
     with tempfile.TemporaryDirectory() as place:
         os.chdir(place)

@@ -1,4 +1,8 @@
-"""Files and folders, complete or absent; hashes against damage, locks; JSON, protocol buffers."""
+"""Files and folders, complete or absent; hashes against damage, locks; JSON, protocol buffers.
+
+What a failure of the power leaves is one rule, in `put`: content is on the disk before it gets its
+name, and the name before anything that it replaces is removed.
+"""
 
 import errno
 import hashlib
@@ -10,6 +14,7 @@ import re
 import reprlib
 import shutil
 import stat
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BytesIO
@@ -26,8 +31,12 @@ except ImportError:  # not on Windows
 
 UNFINISHED = ".unfinished"
 """Name of the lock file of `new_folder`. A folder with this file may be cleared."""
+LOCK = "lock"
+"""Name of the lock file of a run or an unfinished fine-tuning; see `hold`."""
 HASHES = "electra.json"
 """Name of the file that `write_hashes` writes and `check_hashes` reads."""
+NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
+"""How a file system says that it cannot sync a file, or a folder."""
 
 
 def cache_folder(name: str) -> Path:
@@ -49,20 +58,78 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Yield `<path>.incomplete` for writing; at the end it is on the disk and becomes `path`.
+    """Yield `<path>.incomplete` for writing; at the end it becomes `path` (`put`).
 
     A file that was there is replaced; a device or a FIFO is refused. After an error the incomplete
     file is removed, and a file that was there is as it was.
     """
     require_regular(path)
     incomplete = path.with_name(path.name + ".incomplete")
+    with name_failures(path):
+        try:
+            yield incomplete
+            put(incomplete, path)
+        except BaseException:
+            with suppress(OSError):
+                incomplete.unlink()
+            raise
+
+
+def put(source: Path, target: Path) -> None:
+    """Give a file or a folder its name, such that a failure of the power leaves it whole or absent.
+
+    Its content is on the disk before it is renamed, and its name when this returns.
+    """
+    sync_all(source)
+    source.replace(target)
+    sync(target.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those that it lies in, unless it exists; its name is on the disk then."""
+    if not folder.is_dir():
+        if not folder.parent.exists():
+            make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync(folder.parent)
+
+
+def sync_all(path: Path) -> None:
+    """Wait until a file, or all that lies in a folder, is on the disk."""
+    if path.is_dir() and not path.is_symlink():
+        for each in path.iterdir():
+            sync_all(each)
+    if not path.is_symlink():
+        sync(path)
+
+
+def sync(path: Path) -> None:
+    """Wait until the content of a file, or the names in a folder, are on the disk.
+
+    A file system without such a wait, or a folder that may not be listed, is no error.
+    """
+    with name_failures(path):
+        try:
+            number = os.open(path, os.O_RDONLY)
+        except PermissionError:
+            return  # on Windows, any folder
+        try:
+            os.fsync(number)
+        except OSError as error:
+            if error.errno not in NO_SYNC:
+                raise
+        finally:
+            os.close(number)
+
+
+@contextmanager
+def name_failures(path: Path) -> Iterator[None]:
+    """Give an OSError without a file name, as one on an open file is, the name of a path."""
     try:
-        yield incomplete
-        flush_file(incomplete)
-        incomplete.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            incomplete.unlink()
+        yield
+    except OSError as error:
+        if error.errno and error.filename is None:
+            error.filename = str(path)
         raise
 
 
@@ -77,18 +144,13 @@ def copy_folder(source: Path, target: Path, **options: Any) -> None:
         raise OSError(errno.EIO, reason, path) from None
 
 
-def flush_file(path: Path) -> None:
-    """Wait until a file is on the disk, so that it outlives a failure of the power."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
 def write_hashes(folder: Path, **facts: Any) -> None:
     """Write electra.json with the given facts and the sha256 of each file in the folder.
 
     Subfolders are left out. A subfolder can have its own electra.json.
     """
-    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != UNFINISHED)
+    locks = (UNFINISHED, LOCK)
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in locks)
     hashes = {path.name: sha256_file(path) for path in files}
     write_json(folder / HASHES, {**facts, "sha256": hashes})
 
@@ -257,27 +319,20 @@ def hold(lock: Path) -> Iterator[None]:
     """Lock a folder for this process, through a lock file in it, which is removed at the end.
 
     The operating system releases the lock when the process ends, also by a crash. A leftover lock
-    file locks nothing. Without support by the system or the file system, there is no lock. A folder
-    that another process holds is refused.
+    file locks nothing. Without support by the system or the file system, there is no lock, and a
+    warning says so. A folder that another process holds is refused.
     """
     with lock.open("a+", encoding="utf-8") as file:
-        is_taken = False
-        if fcntl:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The previous holder may have removed the file between `open` and `flock`.
-                is_taken = not _is_open_as(file, lock)
-            except BlockingIOError:
-                is_taken = True
-            except OSError:
-                pass  # a file system without locks
-        if is_taken:
+        is_free = _lock(file, wait=False)
+        # The previous holder may have removed the file between `open` and the lock.
+        if not is_free or not _is_open_as(file, lock):
             file.seek(0)
             holder = file.read().strip() or "another process"
             raise UserError(f"{lock.parent} is in use by {holder}; wait until it ends, or stop it")
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}\n")
         file.flush()
+        sync(lock.parent)  # a folder without its lock file would be in the way
         try:
             yield
         finally:
@@ -290,13 +345,28 @@ def hold(lock: Path) -> Iterator[None]:
 def take_turns(lock: Path) -> Iterator[None]:
     """Hold a lock file, as soon as no other process and no other thread does.
 
-    Without support by the system or the file system, there is no lock.
+    Without support by the system or the file system, there is no lock, and a warning says so.
     """
-    with lock.open("ab") as file:
-        if fcntl:
-            with suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_EX)
+    with lock.open("a+", encoding="utf-8") as file:
+        _lock(file, wait=True)
         yield
+
+
+def _lock(file: IO[str], *, wait: bool) -> bool:
+    """Lock an open file; return False if another process holds it. Warn where nothing is locked."""
+    try:
+        if not fcntl:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        warnings.warn(
+            f"this file system has no locks ({error.strerror}): give no second command that "
+            "writes the same folder before this one has ended",
+            stacklevel=2,
+        )
+    return True
 
 
 def _is_open_as(file: IO[str], path: Path) -> bool:
@@ -317,7 +387,7 @@ def clear_folder(folder: Path) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield `<folder>.incomplete` for writing; at the end it becomes `folder`.
+    """Yield `<folder>.incomplete` for writing; at the end it becomes `folder` (`put`).
 
     After an error the incomplete folder is removed. An incomplete folder that a killed process left
     is cleared. Any other folder of this name, such as an unfinished fine-tuning, is in the way
@@ -329,16 +399,15 @@ def new_folder(folder: Path) -> Iterator[Path]:
     is_empty = incomplete.is_dir() and not any(incomplete.iterdir())
     is_free = not incomplete.exists() or is_empty or lock.exists()
     require(is_free, f"{incomplete} is in the way; finish or move it, or choose another name")
-    incomplete.mkdir(parents=True, exist_ok=True)
-    with hold(lock):
+    make_folder(incomplete)
+    with name_failures(folder), hold(lock):
         try:
             refuse_existing(folder)  # another process may have written it in the meantime
             clear_folder(incomplete)
             yield incomplete
+            put(incomplete, folder)
         except BaseException as error:
-            shutil.rmtree(incomplete, ignore_errors=True)
-            if isinstance(error, OSError) and error.errno and error.filename is None:
-                error.filename = str(folder)  # an error on an open file has no file name
+            if not (isinstance(error, OSError) and folder.exists()):  # its name was taken
+                shutil.rmtree(incomplete, ignore_errors=True)
             raise
-        incomplete.rename(folder)  # where that fails, what was written stays
         (folder / UNFINISHED).unlink()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from networks import assert_same_tensors
 from refusals import refuse
+from runs import flip_bit
 from safetensors.torch import load_file, save_file
 from tasks import PowerCut, cut_at, ignore, small_finetune
 
@@ -21,6 +22,7 @@ from electra.finetuning.results import begin_shared_folder, summarise
 from electra.finetuning.start import Job, encode_task, fit_to_start
 from electra.model.task_heads import PairHead
 from electra.presets import FINETUNE_PRESETS, PRESETS, encoder_sizes, finetune_preset
+from electra.reports.runs import read_folders
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Task
 from electra.tasks.registry import read_task
@@ -228,14 +230,39 @@ def test_the_folder_holds_scores_predictions_and_what_gave_them(start, tune, tmp
     assert len((out / "seed-1" / "test_predictions.tsv").read_text().splitlines()) == 21
 
 
-@pytest.mark.parametrize("name", ["config.json", "seed-0/results.json"])
-def test_a_damaged_fine_tuning_is_named(tune, tmp_path, name):
+def test_a_damaged_fine_tuning_is_named(tune, tmp_path):
     with pytest.raises(PowerCut):
         tune("a", seeds=2, progress=cut_at(part="seed"))
     for content in (b"\xff", b"{", b"[]", b"{}"):
-        (tmp_path / "a.incomplete" / name).write_bytes(content)
-        with pytest.raises(UserError, match=f"a.incomplete(/{name}| was begun with another)"):
+        (tmp_path / "a.incomplete/config.json").write_bytes(content)
+        says = "a.incomplete/config.json is not .* remove the folder|was begun with another"
+        with pytest.raises(UserError, match=says):
             tune("a", seeds=2)
+
+
+@pytest.mark.parametrize(
+    "name", ["results.json", "predictions.tsv", "electra.json", "model/model.safetensors"]
+)
+def test_a_damaged_seed_is_trained_again(tune, tmp_path, name):
+    with pytest.raises(PowerCut):
+        tune("a", seeds=2, progress=cut_at(part="dev", seed=1))
+    os.truncate(tmp_path / "a.incomplete/seed-0" / name, 0)
+    os.truncate(tmp_path / "a.incomplete/manifest.json", 0)
+    with pytest.warns(UserWarning, match="/seed-0/.* seed-0 is trained again"):
+        found = tune("a", seeds=2)
+    whole = tune("b", seeds=2)
+    scores = [{n: each["scores"] for n, each in all["seeds"].items()} for all in (found, whole)]
+    assert scores[0] == scores[1]
+    path = "seed-0/predictions.tsv"
+    assert (tmp_path / "a" / path).read_bytes() == (tmp_path / "b" / path).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["config.json", "results.json", "manifest.json"])
+def test_a_flipped_bit_of_a_finished_fine_tuning_is_seen(tune, tmp_path, name):
+    tune("a")
+    flip_bit(tmp_path / "a" / name)
+    refuse(f"a/{name} is damaged: it does not match its sha256", read_finetuned, tmp_path / "a")
+    refuse(f"a/{name} is damaged", read_folders, [tmp_path / "a"])
 
 
 def test_a_refusal_leaves_nothing(start, tune, tmp_path):

@@ -46,10 +46,11 @@ from electra.checkpoints.checkpoint import (
 )
 from electra.checkpoints.folder import read_model, read_pretrained, read_run_config
 from electra.checkpoints.manifest import amend_session, read_manifest
-from electra.checkpoints.metrics import read_metrics
+from electra.checkpoints.metrics import read_curves, read_metrics
 from electra.cli import main
 from electra.errors import UserError
 from electra.files import write_json
+from electra.interop.card import describe_run
 from electra.interop.export import export
 from electra.model.electra import PostNormLayer
 from electra.model.encoder import Encoder, choose_layers
@@ -63,7 +64,7 @@ from electra.pretraining.resolution import resolve
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.processes import Interrupted
 from electra.reports.page import write_page
-from electra.reports.runs import read_runs, read_samples
+from electra.reports.runs import read_folders, read_runs, read_samples
 from electra.shards.config import ExamplesConfig, PrepareConfig
 from electra.shards.examples import BLOCK_ROWS, Examples, permute
 from electra.shards.prepare import prepare
@@ -472,11 +473,42 @@ def test_a_damaged_run_is_named(unfinished, name, key):
     refuse(name, resume, unfinished, ignore)
 
 
-def test_a_damaged_tokenizer_is_noticed_when_the_run_goes_on(unfinished):
-    flip_bit(unfinished / "tokenizer/tokenizer.json")
-    refuse("tokenizer.json is damaged:", lambda: resume(unfinished, ignore))
-    shutil.rmtree(unfinished / "tokenizer")
-    refuse("no tokenizer at", lambda: resume(unfinished, ignore))
+@pytest.mark.parametrize("damage", [flip_bit, lambda path: shutil.rmtree(path.parent)])
+def test_a_damaged_tokenizer_is_written_again_when_the_run_goes_on(run, unfinished, damage):
+    """The shards have the same one; a run whose shards are others is refused before."""
+    damage(unfinished / "tokenizer/tokenizer.json")
+    with pytest.warns(UserWarning, match="run/tokenizer is damaged; it is written again"):
+        resume(unfinished, ignore)
+    names = sorted(path.name for path in (run / "tokenizer").iterdir())
+    assert sorted(path.name for path in (unfinished / "tokenizer").iterdir()) == names
+    for name in names:
+        assert (unfinished / "tokenizer" / name).read_bytes() == (
+            run / "tokenizer" / name
+        ).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("damage", "num_lost"),
+    [
+        (lambda path: os.truncate(path, path.stat().st_size // 2), "4 records"),
+        (lambda path: os.truncate(path, 0), "6 records"),
+        (Path.unlink, "6 records"),
+    ],
+    ids=["cut", "emptied", "deleted"],
+)
+def test_lost_records_of_a_finished_run_are_told(run, tmp_path, damage, num_lost):
+    """Its last evaluation is in results.json too."""
+    copy = shutil.copytree(run, tmp_path / "copy")
+    assert read_curves(copy) == sorted(
+        read_metrics(run / "metrics.jsonl"), key=lambda each: each["step"]
+    )
+    damage(copy / "metrics.jsonl")
+    with pytest.warns(UserWarning, match=f"metrics.jsonl has lost {num_lost}: curves have gaps"):
+        found = read_curves(copy)
+    assert found[-1] == json.loads((run / "results.json").read_text())["heldout"]
+    for read in (lambda: describe_run(copy, 12), lambda: read_folders([copy])):
+        with pytest.warns(UserWarning, match="metrics.jsonl has lost"):
+            read()
 
 
 def test_a_damaged_record_costs_no_other(run, unfinished):

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -327,8 +328,9 @@ def test_an_interrupt_in_the_last_step(make, text_file, tmp_path, monkeypatch, s
     moved = []
 
     def replace(self, target):
-        moved.append(target)
-        return interrupt() if len(moved) > 12 else os.rename(self, target)  # noqa: PTH104
+        if "tasks" not in target.parts:
+            moved.append(target)
+        return interrupt() if len(moved) > 22 else os.rename(self, target)  # noqa: PTH104
 
     with monkeypatch.context() as patch:
         if step == "rename":  # after some of the moves
@@ -338,6 +340,40 @@ def test_an_interrupt_in_the_last_step(make, text_file, tmp_path, monkeypatch, s
         with pytest.raises(KeyboardInterrupt):
             make("out", **given)
     assert make("out", **given) == clean
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: os.truncate(folder / "plan.json", 0),
+        lambda folder: os.truncate(folder / "manifest.json", 0),
+        lambda folder: os.truncate(folder / "moves.json", 0),
+        lambda folder: os.truncate(folder / "heldout-00000.tokens", 0),
+        lambda folder: os.truncate(folder / "train-00000.lines", 4),
+        lambda folder: os.truncate(folder / "tokenizer/tokenizer.json", 0),
+        lambda folder: (folder / "train-00001.documents").unlink(),
+        lambda folder: os.truncate(folder / "tasks/000002/train-00000.tokens", 0),
+    ],
+    ids=range(8),
+)
+def test_what_the_last_step_left_damaged_is_written_again(
+    make, text_file, tmp_path, monkeypatch, damage
+):
+    """As by a disk that does not keep what it promised; some shards are moved already."""
+    text_file.write_text(make_text(100) + "\n\n" + make_text(50))
+    given = {"task_bytes": 2000, "duplicates": "exact"}
+    clean = make("clean", **given)
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_module, "move_shards", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            make("out", **given)
+    folder = tmp_path / "out.incomplete"
+    for before, after in json.loads((folder / "moves.json").read_text())[:6]:
+        (folder / before).rename(folder / after)
+    damage(folder)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*out.incomplete is damaged; its shards are written")
+        assert make("out", **given) == clean
 
 
 def test_pieces_stay_if_the_text_cannot_be_read_again(make, text_file, tmp_path, monkeypatch):

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from electra.assignments import to_dict
 from electra.errors import UserError, require
-from electra.files import flush_file, parse_object, sha256_file, write_json
+from electra.files import make_folder, parse_object, put, sha256_file, write_json
 from electra.method.objective import Objective
 from electra.training.distributed import from_rank_0, spread, whole
 
@@ -284,20 +284,19 @@ def write_checkpoint(
     for left in folder.parent.glob("step-*.incomplete"):  # left behind by a killed process
         shutil.rmtree(left)
     incomplete = folder.with_name(folder.name + ".incomplete")
-    incomplete.mkdir(parents=True)
+    make_folder(incomplete)
     try:
         for name, tensors in state.items():
             write_tensors(incomplete / name, tensors)
-            flush_file(incomplete / name)
         facts = {"step": step, **facts}
         hashes = {name: sha256_file(incomplete / name) for name in FILES} | {STATE: _digest(facts)}
         write_json(incomplete / STATE, {"sha256": hashes, **facts})
+        if folder.exists():
+            _set_aside(folder)
+        put(incomplete, folder)
     except OSError:
         shutil.rmtree(incomplete, ignore_errors=True)
         raise
-    if folder.exists():
-        _set_aside(folder)
-    incomplete.rename(folder)
     for old in list_checkpoints(run)[:-keep]:
         if not keep_every or step_of(old) % keep_every:
             shutil.rmtree(old, ignore_errors=True)  # such as one that somebody reads

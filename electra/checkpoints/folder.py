@@ -243,6 +243,7 @@ def find_seed(run: Path, seed: int | None = None, *, verify: bool = False) -> Sa
         "task, and a results.json",
     )
     run = find_best(run)
+    check_hashes(run)
     results = read_results(run, "metric")
     with refuse_unlike(f"{run} is not a folder that `electra finetune` wrote"):
         seeds, columns = results["seeds"] | results.get("replacements", {}), results["columns"]

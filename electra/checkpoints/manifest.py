@@ -16,8 +16,6 @@ from electra.settings import AtLeast
 from electra.shapes import check_shape
 from electra.version import __version__
 
-LOCK = "lock"
-"""Name of the lock file of a run or an unfinished fine-tuning; see `files.hold`."""
 COMMIT_FILE = Path("electra", "commit.txt")
 """Place beside what is installed where the build writes the commit (setup.py)."""
 

@@ -7,6 +7,7 @@ import os
 import threading
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +15,7 @@ from typing import Any
 
 from electra.checkpoints.manifest import read_manifest
 from electra.errors import UserError, import_extra
-from electra.files import parse_object, write_text
+from electra.files import parse_object, read_object, sync, write_text
 
 OF_THE_MACHINE = frozenset(
     ("seconds", "preparing_seconds", "tokens_per_second", "seconds_left", "mfu")
@@ -129,6 +130,10 @@ class MetricsLog:
         while self.unwritten:  # a nearly full disk takes a part of a line before the write fails
             self.unwritten = self.unwritten[self.file.write(self.unwritten) :]
 
+    def sync(self) -> None:
+        """Wait until the records are on the disk, before a checkpoint counts them."""
+        sync(self.path)
+
     def close(self) -> None:
         """Close files and tracker, and restore the hook for exceptions in threads."""
         self.file.close()
@@ -154,12 +159,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     *lines, _cut = path.read_bytes().split(b"\n")
-    records: dict[tuple[str, int], dict[str, Any]] = {}
+    records: dict[tuple[Any, Any], dict[str, Any]] = {}
     damaged = []
     for number, line in enumerate(lines, start=1):
         try:
             record = _read_record(line)
-            records.setdefault((record["part"], record["step"]), record)
+            records.setdefault(_place(record), record)
         except (ValueError, KeyError, TypeError, OverflowError):
             damaged.append(str(number))
     if damaged:
@@ -169,6 +174,35 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             stacklevel=2,
         )
     return list(records.values())
+
+
+def read_curves(run: Path) -> list[dict[str, Any]]:
+    """Return the records of a run by step; a warning says how many of them are lost.
+
+    The newest checkpoint counts them. The last evaluation, which results.json repeats, is among
+    them in any case.
+    """
+    path, lost = run / "metrics.jsonl", 0
+    records = read_metrics(path)
+    for state in sorted(run.glob("checkpoints/step-????????/state.json"))[-1:]:
+        with suppress(UserError, KeyError):  # damaged, which readers of the weights say
+            totals = read_object(state)
+            # The checkpoint is written before the evaluation after the same step.
+            ends = {"train": totals["step"] + 1, "heldout": totals["step"]}
+            lost = totals["records"] - sum(each["step"] < ends[each["part"]] for each in records)
+    if (run / "results.json").is_file():
+        last = read_object(run / "results.json").get("heldout")
+        if last and not any(_place(each) == _place(last) for each in records):
+            records.append(_read_record(json.dumps(last).encode()))
+            lost += 1
+    if lost > 0:
+        warnings.warn(f"{path} has lost {lost:,} records: curves have gaps there", stacklevel=2)
+    return sorted(records, key=lambda record: int(record["step"]))
+
+
+def _place(record: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return what tells the records of a run apart."""
+    return record.get("part"), record.get("step")
 
 
 def _read_record(line: bytes) -> dict[str, Any]:

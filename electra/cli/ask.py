@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from electra.cli.options import DryRun, Precision, Words, print_dry_run, refuse_file
 from electra.errors import UserError, count_of, import_extra, require
-from electra.files import write_json
+from electra.files import make_folder, write_json
 from electra.terminal.live import Progress
 from electra.terminal.printing import print_done, print_lines, print_note, print_table, print_words
 from electra.text.streams import replace_surrogates
@@ -246,7 +246,7 @@ def score(
         what = f"{count_of(len(sentences), 'line')} of {text or pairs}"
         return print_dry_run(None, f"score {what} with {run} and write {out}")
     scorer = scoring.load_scorer(run, network, precision)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     with Progress("scoring", unit="rows") as progress:
         scores = scorer.score(sentences, progress.update)
     if found:

@@ -95,7 +95,15 @@ SPELLINGS = {
 BROKEN_PIPE = 141
 """128 + SIGPIPE, as shells tell it."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What writing to an open file may meet; such an error has no path."""
+ADVICE = {
+    errno.EIO: "; see the system's log for the disk, then give the same command again",
+    errno.ENOSPC: "; make room, then give the same command again",
+    errno.EDQUOT: "; make room, then give the same command again",
+    errno.EINVAL: "; the file system cannot do this, choose a folder on another one",
+    errno.ESTALE: "; the folder's server was restarted, give the same command again",
+    errno.EFBIG: "",
+}
+"""What to do where the system refuses something. It may say so of an open file, without a path."""
 RUST_ERROR = re.compile(r"\(os error (\d+)\)")
 """How safetensors and tokenizers, which have exceptions of their own, tell what the system said."""
 OURS = Path(__file__).parents[1]
@@ -281,9 +289,12 @@ def _print_warnings_as_notes() -> None:
 def _describe_refusal(error: Exception) -> str:
     """Return what the system refused, with the path where there is one; of a bug, nothing."""
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{os.fsdecode(error.filename)}: {error.strerror}"
-    if isinstance(error, OSError) and error.errno in NO_ROOM:
-        return f"writing failed: {error.strerror}"
-    if not isinstance(error, OSError) and (number := RUST_ERROR.search(str(error))):
-        return f"writing failed: {os.strerror(int(number[1]))}"
-    return ""
+        advice = ADVICE.get(error.errno or 0, "")
+        return f"{os.fsdecode(error.filename)}: {error.strerror}{advice}"
+    number = error.errno if isinstance(error, OSError) else None
+    if not isinstance(error, OSError) and (said := RUST_ERROR.search(str(error))):
+        number = int(said[1])
+    if number not in ADVICE:
+        return ""
+    what = "writing" if number in NO_ROOM else "reading or writing"
+    return f"{what} failed: {os.strerror(number)}{ADVICE[number]}"

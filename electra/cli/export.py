@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from electra.cli.options import DryRun, Paths, Words, print_dry_run, refuse_existing, refuse_file
 from electra.errors import require
+from electra.files import make_folder
 from electra.terminal.live import Progress
 from electra.terminal.printing import print_done
 
@@ -35,6 +36,7 @@ def report(folders: tuple[Path, ...], *, out: Path, dry_run: DryRun = False) -> 
     if dry_run:
         read_folders(folders)
         return print_dry_run(None, f"read {', '.join(map(str, folders))} and write {out}")
+    make_folder(out.parent)
     print_done(f"wrote {out}", write_report(folders, out))
 
 

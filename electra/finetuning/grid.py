@@ -18,7 +18,7 @@ from electra.checkpoints.records import read_results
 from electra.errors import require
 from electra.files import refuse_existing, write_json
 from electra.finetuning.loop import LONGEST_WAIT, Progress, ignore, require_seeds, train_seeds
-from electra.finetuning.results import advise_to_remove, begin_shared_folder
+from electra.finetuning.results import advise_to_remove, begin_shared_folder, is_trained
 from electra.finetuning.start import read_job
 from electra.reports.rendering import Table
 from electra.tasks.config import FinetuneConfig
@@ -92,7 +92,7 @@ def search(
     with joined(machine, LONGEST_WAIT, on_host=True), shared as folder:
         numbered = list(enumerate(combinations.items()))
         for number, (name, config) in numbered[machine.rank :: machine.num_ranks]:
-            if not (folder / name).exists():
+            if not is_trained(folder / name):
                 job = read_job(pretrained, task, data, config, from_scratch=from_scratch)
                 each = prepare_machine(config.device, config.precision, config.threads)
                 alone = dataclasses.replace(each, rank=0, num_ranks=1)

@@ -28,6 +28,7 @@ from electra.finetuning.results import (
     describe_cuts,
     describe_job,
     finite,
+    is_trained,
     read_seed,
     summarise,
     write_seed,
@@ -125,13 +126,13 @@ def train_until_it_learns(
 ) -> None:
     """Train a seed as drawn and, while the run collapses, a replacement with another seed.
 
-    Each run has its own folder, `<folder>/seed-N`; a run whose folder exists is not repeated. The
+    Each run has its own folder, `<folder>/seed-N`; a run whose folder is whole is not repeated. The
     headline score is that of the seeds as drawn (`summarise`), because replacements are selected by
     success. The seeds of replacements are RESEED apart.
     """
     for number in range(seed, seed + RESEED * job.config.reseeds + 1, RESEED):
         path = folder / f"seed-{number}"
-        if not path.exists():
+        if not is_trained(path):
             run = train_seed(
                 job, rows, machine, number, lambda record: progress({**record, "seed": seed})
             )

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 import statistics
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -13,13 +14,19 @@ from typing import Any
 
 from electra.assignments import from_dict, to_dict
 from electra.checkpoints.checkpoint import write_tensors
-from electra.checkpoints.manifest import LOCK, begin_session, find_commit
+from electra.checkpoints.manifest import begin_session, find_commit, read_manifest
 from electra.checkpoints.records import Begun, SeedResults, read_results
 from electra.errors import UserError, count_of, refuse_unlike, require
 from electra.files import (
+    HASHES,
+    LOCK,
+    check_hashes,
     hold,
+    make_folder,
+    name_failures,
     named,
     new_folder,
+    put,
     read_object,
     refuse_existing,
     require_same,
@@ -73,15 +80,18 @@ def _begin_folder(
     settings_path, lock = folder / "config.json", folder / LOCK
     is_ours = settings_path.exists() or lock.exists() or not any(folder.glob("*"))
     require(is_ours, f"{folder} is in the way; remove it or choose another --out")
-    folder.mkdir(parents=True, exist_ok=True)
-    with hold(lock):
+    make_folder(folder)
+    with name_failures(out), hold(lock):
         try:
             refuse_existing(out)  # another process may have finished it in the meantime
             if settings_path.exists():
                 _require_begun_with(folder, settings)
             else:
-                write_json(folder / "manifest.json", {"sessions": []})
                 write_json(settings_path, settings)
+            try:
+                read_manifest(folder)
+            except UserError:  # none yet, or damaged: the record of earlier sessions is lost
+                write_json(folder / "manifest.json", {"sessions": []})
             begin_session(
                 folder,
                 device=machine.name,
@@ -90,12 +100,13 @@ def _begin_folder(
                 notes=list(notes),
             )
             yield folder
-        except UserError:
+        except (UserError, OSError):
             # No seed, and no combination of settings, is in it.
             if not any(path.is_dir() for path in folder.iterdir()):
                 shutil.rmtree(folder)
             raise
-        folder.rename(out)
+        write_hashes(folder)
+        put(folder, out)
         (out / LOCK).unlink()
 
 
@@ -111,7 +122,8 @@ def read_finished(out: Path, settings: dict[str, Any], seeds: int) -> dict[str, 
 def _require_begun_with(folder: Path, settings: dict[str, Any]) -> None:
     path = folder / "config.json"
     known = read_object(path, Begun)
-    with refuse_unlike(f"{path} is not the config of a fine-tuning"):
+    unlike = "is not the config of a fine-tuning; remove the folder to begin again"
+    with refuse_unlike(f"{path} {unlike}"):
         begun = _by_content(known)
     require_same(folder, begun, _by_content(settings))
 
@@ -138,6 +150,25 @@ class SeedRun:
     """Content of results.json: scores of the selected epoch, every epoch, speed, failures."""
 
 
+def is_trained(folder: Path) -> bool:
+    """Return whether the folder of a seed or a combination is there and whole.
+
+    A damaged one is removed, and a warning says so.
+    """
+    if not folder.exists():
+        return False
+    try:
+        require((folder / HASHES).is_file(), f"{folder / HASHES} is missing")
+        for path in folder.rglob(HASHES):
+            check_hashes(path.parent)
+    except UserError as error:
+        reason = str(error).partition(";")[0]
+        warnings.warn(f"{reason}; {folder.name} is trained again", stacklevel=2)
+        shutil.rmtree(folder)
+        return False
+    return True
+
+
 def write_seed(folder: Path, run: SeedRun, job: Job, rows: TaskRows) -> None:
     """Write the folder of a seed: model, predictions, results."""
     family = job.task.family
@@ -161,6 +192,7 @@ def write_seed(folder: Path, run: SeedRun, job: Job, rows: TaskRows) -> None:
         for split, outputs in run.outputs.items():
             family.write_predictions(incomplete, split, rows.splits[split], outputs)
         write_json(incomplete / "results.json", {**run.record, "commit": find_commit()})
+        write_hashes(incomplete)
 
 
 def list_examples(family: Family, dev: Rows) -> list[dict[str, Any]]:

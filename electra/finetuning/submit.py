@@ -16,7 +16,7 @@ import numpy as np
 from electra.checkpoints.manifest import find_best
 from electra.checkpoints.records import read_results
 from electra.errors import UserError, require
-from electra.files import new_file, refuse_existing
+from electra.files import check_hashes, make_folder, new_file, refuse_existing
 from electra.shapes import require_fields
 from electra.tasks.glue import GLUE
 from electra.tasks.predictions import Predictions, average, predictions_name, read_predictions
@@ -80,7 +80,7 @@ def submit(
         f"no answers for {', '.join(missing)}; give finished fine-tunings whose data have these "
         "sets, or --partial",
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     with new_file(out) as incomplete, zipfile.ZipFile(incomplete, "w") as archive:
         for each in answers:
             rows = (f"{number}\t{answer}\n" for number, answer in enumerate(each.predictions))
@@ -94,6 +94,7 @@ def _read_results(folders: Sequence[Path]) -> dict[str, tuple[Path, dict[str, An
     """Return the folder and the results of each task."""
     found: dict[str, tuple[Path, dict[str, Any]]] = {}
     for folder in map(find_best, folders):
+        check_hashes(folder)
         results = read_results(folder, "task")
         task = results["task"]
         require(
@@ -128,6 +129,7 @@ def _answer(
 
 
 def _read_split(folder: Path, split: str, num_items: Mapping[str, int]) -> Predictions:
+    check_hashes(folder)
     path = folder / predictions_name(split)
     read = read_predictions(path)
     count = len(read.gold)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from electra.errors import import_extra, require
-from electra.files import new_file
+from electra.files import make_folder, new_file
 from electra.inference.network import LoadedEncoder
 from electra.processes import Tell, silent
 from electra.text.streams import replace_surrogates
@@ -144,7 +144,7 @@ def write_embeddings(
     facts = {"unit": unit, "layer": layer, "pooling": pooling}
     places = [("row", "<i8"), ("start", "<i4"), ("end", "<i4")]
     dtype = np.dtype([*places, ("embedding", "<f4", (size,))])
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with new_file(path) as incomplete:
         opener = _open_npy if path.suffix.lower() == ".npy" else _open_parquet
         with opener(incomplete, dtype, facts, texts) as write:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from electra.checkpoints.folder import Finetuned
 from electra.errors import require
-from electra.files import write_text
+from electra.files import make_folder, write_text
 from electra.finetuning.network import TaskNetwork, load_network, run_network
 from electra.inference.network import PRECISION, require_numbers
 from electra.processes import Tell, silent
@@ -111,7 +111,7 @@ def keep_columns(rows: Sequence[Mapping[str, Any]], answers: Answers) -> Answers
 
 def write_answers(path: Path, answers: Answers) -> None:
     """Write the answers, all or none: JSON lines, or a table with a header."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     is_table = path.suffix.lower() == ".tsv"
     lines = list_rows(answers) if is_table else list_json(answers)
     write_text(path, "".join(line + "\n" for line in lines))

@@ -16,7 +16,7 @@ from torch import nn
 
 from electra.checkpoints.folder import Finetuned, read_run_config
 from electra.checkpoints.manifest import read_manifest
-from electra.checkpoints.metrics import read_metrics
+from electra.checkpoints.metrics import read_curves
 from electra.checkpoints.records import Begun, read_results
 from electra.files import read_object
 from electra.interop.onnx import NUM_SHAPES, SUSPECTED, Agreements
@@ -55,7 +55,7 @@ def describe_run(run: Path, step: int) -> Facts:
     manifest["sessions"] = [
         each for each in manifest["sessions"] if each.get("first_step", 0) < step
     ]
-    records = [each for each in read_metrics(run / "metrics.jsonl") if each["step"] <= step]
+    records = [each for each in read_curves(run) if each["step"] <= step]
     parts = {
         part: [each for each in records if each["part"] == part] for part in ("train", "heldout")
     }

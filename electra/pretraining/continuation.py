@@ -21,7 +21,6 @@ from electra.model.config import NOT_SIZES
 from electra.pretraining.acceleration import Ranking, recorded_ranking
 from electra.pretraining.evaluation import DOMAINS_FILE
 from electra.shards.store import open_shards
-from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.config import PretrainConfig
 
 MAY_CHANGE = frozenset(
@@ -59,11 +58,6 @@ def read_run(
         raise UserError(f"{what}: shards must have a folder and a sha256")
     if given:
         config, changed = settle(run, config, given)
-    try:
-        Tokenizer.load(run / "tokenizer")
-    except UserError as error:
-        where = Path(source["folder"]) / "tokenizer"
-        raise UserError(f"{error}; the run had a copy of {where}") from None
     ranking = recorded_ranking(manifest, device)
     return config, changed, source, ranking, manifest.get("init_from")
 

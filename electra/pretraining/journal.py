@@ -10,7 +10,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from functools import partial
 from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from electra.assignments import to_dict
 from electra.checkpoints.checkpoint import STATE, Saver, State, describe_networks, write_checkpoint
 from electra.checkpoints.manifest import amend_session, begin_session
 from electra.checkpoints.metrics import MetricsLog, Tracker, read_metrics
-from electra.files import read_object, write_json
+from electra.files import make_folder, read_object, write_json
 from electra.method.flops import count_run, count_stages
 from electra.pretraining.evaluation import DomainLosses, Domains, evaluate, heldout_rows, view_rows
 from electra.pretraining.guard import ACCEPTED, NOT_FINITE, REASONS
@@ -430,7 +429,7 @@ class Journal:
     def _write_skipped(self, skipped: Skipped) -> None:
         """Write the rows of a skipped step to `<run>/skipped/step-N.json`."""
         folder = self.run / "skipped"
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         batch = self.examples.batch(skipped.step, self.config.train.batch_size)
         rows = [" ".join(self.tokenizer.tokens(row)) for row in batch.input_ids_BL.tolist()]
         write_json(
@@ -448,7 +447,12 @@ class Journal:
         train = self.config.train
         facts = {**totals._replace(records=self.log.num_records)._asdict(), **self.networks}
         keep = train.keep_checkpoints, train.keep_every * train.save_every
-        self.saver.save(partial(write_checkpoint, self.run, totals.step, state, facts, *keep))
+
+        def write() -> None:
+            self.log.sync()
+            write_checkpoint(self.run, totals.step, state, facts, *keep)
+
+        self.saver.save(write)
 
     def finish(self) -> None:
         """Wait until the checkpoint is written, or raise the OSError that prevented it."""
@@ -471,6 +475,7 @@ class Journal:
 
     def write_results(self, totals: Totals) -> dict[str, Any]:
         """Write samples.json and results.json, and return the contents of the latter."""
+        self.log.sync()
         if self.heldout is not None:
             rows = self.step.micro_rows
             samples = view_rows(self.model, self.heldout, self.tokenizer, rows)

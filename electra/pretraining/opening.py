@@ -4,6 +4,7 @@ What is done here happens once. The steps are in loop.py.
 """
 
 import math
+import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,10 +15,10 @@ from typing import NamedTuple
 from electra.assignments import to_dict
 from electra.checkpoints.checkpoint import list_checkpoints, run_of
 from electra.checkpoints.folder import SavedModel, read_pretrained, read_run_config
-from electra.checkpoints.manifest import LOCK, read_manifest
+from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import import_tracker
 from electra.errors import UserError, command, require
-from electra.files import hold, new_folder, write_json
+from electra.files import LOCK, hold, new_folder, sync, write_json
 from electra.method.objective import Objective
 from electra.pretraining.acceleration import prepare_step
 from electra.pretraining.continuation import read_run, write_branch
@@ -154,6 +155,7 @@ def _continue(
         domains = _open_domains(shards, config, machine, show)
         if machine.rank == 0:
             _keep_sources(run, shards, domains, machine)
+            _keep_tokenizer(run, shards)
         model = _build(config, shards, machine, run, start, show)
         try:
             require_memory(model, config, machine)
@@ -164,6 +166,7 @@ def _continue(
             names = ", ".join(f"{name} {words}" for name, words in changed.items())
             warnings.warn(f"{run} goes on with other settings: {names}", stacklevel=2)
             (run / "results.json").unlink(missing_ok=True)
+            sync(run)  # else the run could be complete with these settings
             write_json(run / "config.json", to_dict(config))
         yield Opened(run, shards, examples, domains, step)
 
@@ -231,6 +234,17 @@ def _keep_sources(run: Path, shards: Shards, domains: Domains, machine: Machine)
     if before != now:
         told = f"in {now}, before in {before}; --set train.precision={before} keeps it"
         warnings.warn(f"{run} goes on {told}", stacklevel=2)
+
+
+def _keep_tokenizer(run: Path, shards: Shards) -> None:
+    """Write the run's tokenizer again where it is damaged; the shards of the run have the same."""
+    try:
+        Tokenizer.load(run / "tokenizer")
+    except UserError:
+        told = f"{run / 'tokenizer'} is damaged; it is written again, as {shards.folder} has it"
+        warnings.warn(told, stacklevel=2)
+        shutil.rmtree(run / "tokenizer", ignore_errors=True)
+        shards.tokenizer.save(run / "tokenizer")
 
 
 def _require_begun(run: Path, config: PretrainConfig) -> None:

@@ -21,6 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from electra.files import new_file
 from electra.processes import follow_parent, usable_cores
 from electra.text.streams import replace_surrogates
 
@@ -87,7 +88,7 @@ def harvest(max_chars: float = math.inf) -> Iterator[Docstring]:
 def write_jsonl(records: Iterable[NamedTuple], path: Path) -> None:
     """Write records as a .jsonl file, one a line."""
     lines = (json.dumps(each._asdict(), ensure_ascii=False) + "\n" for each in records)
-    with path.open("w", encoding="utf-8", newline="\n") as file:
+    with new_file(path) as incomplete, incomplete.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(lines)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from electra.files import write_text
 from electra.quickstart.harvest import STANDARD_LIBRARY, Docstring
 from electra.shards.store import Shard, Shards
 
@@ -277,4 +278,4 @@ def write_passages(passages: list[Passage], path: Path) -> None:
         )
         for passage in passages
     )
-    path.write_text("\n".join(lines), encoding="utf-8")
+    write_text(path, "\n".join(lines))

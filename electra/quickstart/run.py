@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 from electra.assignments import differences, flatten, to_dict
 from electra.checkpoints.folder import read_run_config
-from electra.checkpoints.manifest import LOCK
 from electra.checkpoints.records import read_results
 from electra.errors import command, require
-from electra.files import hold, new_folder, read_object, write_json
+from electra.files import LOCK, hold, make_folder, new_folder, read_object, write_json
 from electra.finetuning.grid import combine, search
 from electra.finetuning.loop import ignore
 from electra.interop.export import export
@@ -239,7 +238,7 @@ def _write_questions(
     if question:
         tasks["package"] = "own"
         folder = out / "package"
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         train, dev = question.train[: config.num_labelled], question.test[: config.num_asked]
         for name, part in (("train", train), ("dev", dev)):
             write_jsonl(part, folder / f"{name}.jsonl")
@@ -247,7 +246,7 @@ def _write_questions(
     if marks:
         tasks["punctuation"] = "tagging"
         folder = out / "punctuation"
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         write_passages(marks.train, folder / "train.txt")
         write_passages(marks.test, folder / "dev.txt")
         print_step(

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from electra.assignments import to_dict
 from electra.errors import command
-from electra.files import write_text
+from electra.files import make_folder, write_text
 from electra.method.config import ALONE
 from electra.reports.curves import draw_svg, find_panels
 from electra.reports.glossary import GLOSSARY, Metric
@@ -24,6 +24,7 @@ from electra.reports.runs import (
     facts_table,
     finetuning_table,
     heldout_table,
+    is_run,
     models_table,
     origins_table,
     pair_finetunings,
@@ -70,11 +71,11 @@ def render_page(template: str, **values: Any) -> str:
 def write_report(folders: Sequence[Path], out: Path) -> str:
     """Write a page about what lies in folders, or tables alone as .md; return the next command."""
     found = read_folders(folders)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     if out.suffix.lower() == ".md":
         write_text(out, write_tables(found))
         return ""
-    runs = [folder for folder in folders if (folder / "metrics.jsonl").exists()]
+    runs = [folder for folder in folders if is_run(folder)]
     shown = next((run for run in runs if (run / "samples.json").exists()), None)
     following = _find_next(folders, runs)
     write_page(

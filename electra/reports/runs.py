@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from electra.assignments import differences, flatten, from_dict, to_dict
 from electra.checkpoints.manifest import find_best, read_manifest
-from electra.checkpoints.metrics import read_metrics
+from electra.checkpoints.metrics import read_curves
 from electra.checkpoints.records import read_results
 from electra.errors import UserError, count_of, refuse_unlike, require
 from electra.files import HASHES, check_hashes, read_json, read_object
@@ -154,7 +154,7 @@ def read_folders(folders: Sequence[Path]) -> Found:
     runs, finetunings, models = [], [], []
     for folder in folders:
         require(folder.is_dir(), f"there is no folder {folder}")
-        if (folder / "metrics.jsonl").exists():
+        if is_run(folder):
             runs.append(folder)
         elif (folder / "results.json").exists():
             finetunings.append(read_finetuning(folder / "results.json"))
@@ -170,6 +170,11 @@ def read_folders(folders: Sequence[Path]) -> Found:
     return Found(read_runs(runs), named, models)
 
 
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is of a pre-training that has begun."""
+    return (folder / "metrics.jsonl").exists() or (folder / "checkpoints").is_dir()
+
+
 def read_runs(folders: Sequence[Path]) -> list[Run]:
     """Return the runs in these folders, named by folder, or by path if folder names repeat.
 
@@ -182,10 +187,10 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def _read_run(folder: Path, name: str) -> Run:
-    path = folder / "metrics.jsonl"
-    require(path.is_file(), f"{folder} is not a run folder: it has no metrics.jsonl")
-    records = sorted(read_metrics(path), key=lambda record: record["step"])
-    require(bool(records), f"{path} holds no record: the run has not logged anything yet")
+    require(is_run(folder), f"{folder} is not a run folder: it has no metrics.jsonl")
+    records = read_curves(folder)
+    told = f"{folder / 'metrics.jsonl'} holds no record"
+    require(bool(records), f"{told}: the run has not logged anything yet, or has lost all of it")
     parts: dict[str, list[MetricsRecord]] = {"train": [], "heldout": []}
     for record in records:
         parts[record["part"]].append(record)
@@ -221,6 +226,7 @@ SCORED = (
 def read_finetuning(path: Path) -> Finetuning:
     """Return the scores in a fine-tuning's results.json; of a grid, those of its best."""
     path = find_best(path.parent) / path.name
+    check_hashes(path.parent)
     values = read_results(path.parent)
     require_fields(values, SCORED, path)
     replaced = values.get("with_replacements")

@@ -16,7 +16,7 @@ from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import Branch, Flops, read_manifest
 from electra.checkpoints.records import Count, RunResults, Scores, read_results
 from electra.errors import UserError, require
-from electra.files import read_object
+from electra.files import check_hashes, read_object
 from electra.reports.glossary import format_interval
 from electra.reproduce.plan import Plan, PlannedRun, Setup, find_digest, require_same
 from electra.reproduce.suite import Row, Suite
@@ -162,6 +162,8 @@ def _read_record(setup: Setup, run: PlannedRun) -> Record:
     folder, finetune = setup.runs / run.name, setup.suite.finetune_settings_of(run.row)
     results, manifest = read_object(folder / "results.json", RunResults), read_manifest(folder)
     places = {task: setup.finetuning(run, task) for task in finetune}
+    for place in places.values():
+        check_hashes(place)
     finetunings = {
         task: read_results(place, "median", "metric", "num_degenerate")
         for task, place in places.items()

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from electra.errors import count_of
-from electra.files import write_json, write_text
+from electra.files import make_folder, new_file, write_json, write_text
 from electra.reports.curves import COLOURS, STYLE
 from electra.reports.glossary import format_count
 from electra.reports.page import render_page
@@ -60,7 +60,7 @@ def write_results(
     """
     cells = compare(suite, records)
     compared = [*cells, *compare_further(suite, records)]
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     content = {
         "suite": asdict(suite),
         "command": command,
@@ -269,8 +269,10 @@ def draw(suite: Suite, cells: Sequence[Cell], out: Path) -> str:
         figure = Figure(figsize=(7.2, height), layout="constrained")
         (_draw_lines if has_lines else _draw_dots)(figure, suite, cells)
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(out / "figure.png", dpi=160, metadata={"Software": None})
-        figure.savefig(out / "figure.svg", metadata=nothing)
+        with new_file(out / "figure.png") as path:
+            figure.savefig(path, format="png", dpi=160, metadata={"Software": None})
+        with new_file(out / "figure.svg") as path:
+            figure.savefig(path, format="svg", metadata=nothing)
     return "<svg" + (out / "figure.svg").read_text(encoding="utf-8").split("<svg", 1)[1]
 
 

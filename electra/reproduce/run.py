@@ -17,9 +17,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from electra.checkpoints.manifest import LOCK
 from electra.errors import UserError, did_you_mean, require
-from electra.files import copy_folder, hold, new_folder, sha256_file, write_json
+from electra.files import LOCK, copy_folder, hold, make_folder, new_folder, sha256_file, write_json
 from electra.finetuning.grid import search
 from electra.finetuning.loop import finetune
 from electra.finetuning.loop import ignore as pass_over
@@ -177,7 +176,7 @@ class Session:
         now; `save` whenever the runs of a row and seed are finished. A run that cannot be computed
         is refused when all others are finished.
         """
-        self.setup.runs.mkdir(parents=True, exist_ok=True)
+        make_folder(self.setup.runs)
         with hold(self.lock):
             keep_plan(self.setup.suite, self.plan, self.setup.runs)
             self._compute(show, save)

@@ -16,7 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from electra.errors import UserError, require
-from electra.files import read_json, read_object, write_json, write_text
+from electra.files import (
+    check_hashes,
+    read_json,
+    read_object,
+    sha256_file,
+    sync,
+    sync_all,
+    write_json,
+    write_text,
+)
 from electra.shards.cleaning import find_near_duplicates, find_repeats, write_dropped
 from electra.shards.config import PrepareConfig
 from electra.shards.pieces import (
@@ -71,6 +80,7 @@ def merge_pieces(
     """Write the manifest, the held-out part and what differs from the shards of the pieces.
 
     The shards of the pieces are not touched, so that this can be done again after an interrupt.
+    The manifest is written when all that it names is on the disk.
     """
     places = [piece.place(folder / PIECES) for piece in pieces]
     records = [read_object(place / RECORD, Piecewise) for place in places]
@@ -117,6 +127,7 @@ def merge_pieces(
         "config": {name: each for name, each in settings.items() if name not in left_out},
         "parts": parts,
     }
+    sync_all(folder)
     write_json(folder / MOVES, moves)
     content = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
     write_text(folder / "manifest.json", content)
@@ -139,12 +150,10 @@ def move_shards(folder: Path) -> None:
 
     This can be begun again after an interrupt, since every step may have been done before.
     """
-    if (folder / MOVES).exists():
-        for before, after in _read_moves(folder):
-            if (folder / before).exists():
-                (folder / before).replace(folder / after)
-            is_there = (folder / after).exists()  # else the pieces must stay
-            require(is_there, f"{folder / before} is gone; remove {folder} and prepare anew")
+    for before, after in _read_moves(folder):
+        if (folder / before).exists():
+            (folder / before).replace(folder / after)
+    sync(folder)
     shutil.rmtree(folder / PIECES, ignore_errors=True)
     (folder / MOVES).unlink(missing_ok=True)
 
@@ -155,19 +164,45 @@ def list_shards(folder: Path) -> Iterator[tuple[Path, str]]:
     The manifest is the last one.
     """
     moves = {after: before for before, after in _read_moves(folder)}
-    parts = read_object(folder / "manifest.json", Manifest)["parts"]
-    names = [f"{e['name']}.{c}" for part in PARTS for e in parts[part]["shards"] for c in COLUMNS]
+    names = [*_list_hashes(folder)]
     names += [f"tokenizer/{path.name}" for path in sorted((folder / "tokenizer").iterdir())]
     names += [DROPPED] if (folder / DROPPED).exists() else []
     for name in (*names, "manifest.json"):
         yield folder / moves.get(name, name), name
 
 
-def _read_moves(folder: Path) -> list[list[str]]:
-    """Return where each file of the shards is, and where it goes."""
-    moves: list[list[str]] = read_json(folder / MOVES, list[list[str]])
-    require(all(len(each) == 2 for each in moves), f"{folder / MOVES}: each must be two names")
-    return moves
+def is_merged(folder: Path) -> bool:
+    """Return whether the manifest is written, and each shard that it names is whole, moved or not.
+
+    Pieces may be gone then; otherwise the last step begins again, and pieces that are gone too.
+    """
+    try:
+        moves = {after: before for before, after in _read_moves(folder)}
+        check_hashes(folder / "tokenizer")
+        for name, sha256 in _list_hashes(folder).items():
+            places = (folder / name, folder / moves.get(name, name))
+            if not any(path.is_file() and sha256_file(path) == sha256 for path in places):
+                return False
+    except (UserError, KeyError, TypeError, ValueError):
+        return False
+    return True
+
+
+def _read_moves(folder: Path) -> list[tuple[str, str]]:
+    """Return the shards that are files of pieces until the last step: names now, and then."""
+    path = folder / MOVES
+    if not path.exists():
+        return []
+    moves: list[list[str]] = read_json(path, list[list[str]])
+    require(all(len(each) == 2 for each in moves), f"{path}: each must be two names")
+    return [(before, after) for before, after in moves]
+
+
+def _list_hashes(folder: Path) -> dict[str, str]:
+    """Return the sha256 of each shard file that the manifest names."""
+    parts = read_object(folder / "manifest.json", Manifest)["parts"]
+    shards = [entry for part in PARTS for entry in parts[part]["shards"]]
+    return {f"{each['name']}.{c}": each["sha256"][c] for each in shards for c in COLUMNS}
 
 
 def _find_duplicates(

@@ -33,7 +33,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from electra.errors import UserError
-from electra.files import read_object, sha256_file, write_json
+from electra.files import make_folder, put, read_object, sha256_file, write_json
 from electra.processes import follow_parent, join_ray, usable_cores
 from electra.shards.cleaning import Filters, sign_documents
 from electra.shards.config import PrepareConfig
@@ -202,13 +202,13 @@ def prepare_piece(piece: Piece, encoder: Encoder, folder: Path) -> Record:
         return record
     place = piece.place(folder)
     incomplete = folder / f"{place.name}.{uuid.uuid4().hex}.incomplete"
-    incomplete.mkdir(parents=True)
+    make_folder(incomplete)
     try:
         record = _write_piece(piece, encoder, incomplete)
         if read_piece(folder, piece) is None:  # else another process has just done it, too
             shutil.rmtree(place, ignore_errors=True)  # of another text or settings, or damaged
         try:
-            incomplete.rename(place)
+            put(incomplete, place)
         except OSError:
             # Another process has finished the same piece in the meantime.
             if read_piece(folder, piece, verify=False) is None:

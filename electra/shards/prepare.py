@@ -14,25 +14,35 @@ import hashlib
 import json
 import shutil
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
-from electra.errors import require
+from electra.errors import UserError, require
 from electra.files import (
     UNFINISHED,
     clear_folder,
-    flush_file,
     hold,
+    make_folder,
+    name_failures,
+    put,
     read_object,
     refuse_existing,
     require_same,
     write_json,
 )
 from electra.shards.config import PrepareConfig
-from electra.shards.merging import PIECES, TooLittleText, list_shards, merge_pieces, move_shards
+from electra.shards.merging import (
+    PIECES,
+    TooLittleText,
+    is_merged,
+    list_shards,
+    merge_pieces,
+    move_shards,
+)
 from electra.shards.pieces import (
     SETTINGS_OF_PIECES,
     Piece,
@@ -193,19 +203,18 @@ def _begin(
         not names or any(name.startswith(PLAN) or name == UNFINISHED for name in names),
         f"{folder} is in the way; finish or move it, or choose another name",
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    with nullcontext() if step == "share" else hold(folder / UNFINISHED):
+    make_folder(folder)
+    lock = nullcontext() if step == "share" else hold(folder / UNFINISHED)
+    with name_failures(out), lock:
         try:
             _refuse_existing(out)  # another process may have finished it in the meantime
             _plan(folder, tokenizer, config, num_shares, clears=step == "all")
             clear_unfinished(folder / PIECES)
             yield folder
-        except BaseException as error:
-            is_merged = (folder / "manifest.json").exists()  # its pieces are shards already
-            if step == "all" and not is_merged and not any((folder / PIECES).glob("*")):
+        except BaseException:
+            is_begun = (folder / "manifest.json").exists()  # its pieces are shards already
+            if step == "all" and not is_begun and not any((folder / PIECES).glob("*")):
                 shutil.rmtree(folder, ignore_errors=True)
-            if isinstance(error, OSError) and error.errno and error.filename is None:
-                error.filename = str(out)  # an error on an open file has no file name
             raise
 
 
@@ -224,11 +233,16 @@ def _plan(
     *,
     clears: bool,
 ) -> None:
-    """Write the plan, or compare the one that is there; `clears`: remove what has none."""
+    """Write the plan, or compare the one that is there; `clears`: remove what has none.
+
+    A plan that cannot be read is none; pieces hold their settings, and are compared with them.
+    """
     path, settings = folder / PLAN, asdict(config)
     names = (*SETTINGS_OF_PIECES, "task_bytes")
     plan = {"tokenizer": tokenizer.digest, **{name: settings[name] for name in names}}
-    begun = read_object(path, Begun) if path.exists() else {}
+    begun: dict[str, Any] = {}
+    with suppress(UserError):
+        begun = read_object(path, Begun) if path.exists() else {}
     if begun:
         require_same(folder, begun, plan)
         if begun.get("num_shares") or not num_shares:
@@ -239,7 +253,7 @@ def _plan(
     temporary = folder / f"{PLAN}.{uuid.uuid4().hex}"
     content = json.dumps({**begun, **plan, "num_shares": num_shares}, indent=2) + "\n"
     temporary.write_text(content, encoding="utf-8")
-    temporary.replace(path)
+    put(temporary, path)
 
 
 def incomplete_folder(out: Path) -> Path:
@@ -264,11 +278,20 @@ def _digest(pieces: Sequence[Piece]) -> str:
 
 
 def _is_merged(folder: Path, out: Path, files: Sequence[Path], config: PrepareConfig) -> bool:
-    """Return whether the last step was begun and pieces may be gone; a URL's never are."""
+    """Return whether the last step was begun and pieces may be gone; a URL's never are.
+
+    If the step has left something damaged, all that it wrote is removed.
+    """
     if is_url(out) or not (folder / "manifest.json").exists():
         return False
     plan = read_object(folder / PLAN, Begun)
-    if "text" in plan and not any(path == STDIN or path.is_fifo() for path in files):
+    if "text" not in plan or not is_merged(folder):
+        warnings.warn(f"{folder} is damaged; its shards are written again", stacklevel=2)
+        for path in filter(Path.is_file, folder.iterdir()):
+            if path.name not in (PLAN, UNFINISHED):
+                path.unlink()
+        return False
+    if not any(path == STDIN or path.is_fifo() for path in files):
         require(
             plan["text"] == _digest(list_pieces(files, config, plan["tokenizer"])),
             f"{folder} holds the shards of another text; finish them with it, or remove them",
@@ -332,9 +355,7 @@ def _complete(folder: Path, out: Path) -> dict[str, Any]:
     for path in folder.glob("pipe-*"):
         path.unlink(missing_ok=True)
     manifest = read_object(folder / "manifest.json", Manifest)
-    for path in filter(Path.is_file, folder.iterdir()):
-        flush_file(path)
-    folder.rename(out)
+    put(folder, out)
     for path in (out / UNFINISHED, *out.glob(f"{PLAN}*")):
         path.unlink(missing_ok=True)
     return manifest

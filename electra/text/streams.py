@@ -20,7 +20,15 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any, cast
 
 from electra.errors import UserError, import_extra, require
-from electra.files import HASHES, cache_folder, flush_file, parse_object, sha256_file, take_turns
+from electra.files import (
+    HASHES,
+    cache_folder,
+    make_folder,
+    parse_object,
+    put,
+    sha256_file,
+    take_turns,
+)
 
 STDIN = Path("-")
 ZSTD_BITE_BYTES = 512
@@ -445,7 +453,7 @@ def fetch(path: Path, sha256: str) -> Path:
     copy = cache_folder("shards") / sha256
     if copy.exists() and 0 <= time.time() - copy.stat().st_mtime < TRUSTED_SECONDS:
         return copy
-    copy.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(copy.parent)
     incomplete = copy.with_name(f"{sha256}.incomplete")
     with take_turns(incomplete):
         if copy.exists() and sha256_file(copy) == sha256:
@@ -458,12 +466,11 @@ def fetch(path: Path, sha256: str) -> Path:
                 place.fs.get_file(place.path, str(incomplete))
             if sha256_file(incomplete) != sha256:
                 raise UserError(f"{path} is damaged: its sha256 differs from the manifest's")
-            flush_file(incomplete)
+            put(incomplete, copy)
         except BaseException:
             with suppress(OSError):
                 os.truncate(incomplete, 0)  # other processes wait for the lock on this file
             raise
-        incomplete.replace(copy)
     return copy
 
 
