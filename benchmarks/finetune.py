@@ -29,9 +29,9 @@ import transformers
 from torch import Tensor
 
 from electra.assignments import override
-from electra.checkpoints.folder import SavedModel, SavedNetwork
 from electra.checkpoints.manifest import find_commit
 from electra.checkpoints.names import ELECTRA
+from electra.checkpoints.saved import SavedModel, SavedNetwork
 from electra.errors import UserError, require
 from electra.files import write_json, write_text
 from electra.finetuning.loop import train_seed

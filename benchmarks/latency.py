@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from electra.checkpoints.folder import SavedNetwork
 from electra.checkpoints.manifest import find_commit
+from electra.checkpoints.saved import SavedNetwork
 from electra.files import write_json, write_text
 from electra.inference.network import LoadedEncoder
 from electra.interop.export import Outgoing, write_plain

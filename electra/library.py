@@ -14,14 +14,10 @@ import numpy as np
 
 from electra.assignments import override
 from electra.checkpoints.checkpoint import find_checkpoint, run_of
-from electra.checkpoints.folder import (
-    is_finetuned,
-    is_huggingface,
-    read_finetuned,
-    read_model,
-    read_sizes,
-)
+from electra.checkpoints.finetuned import read_finetuned
+from electra.checkpoints.folder import read_model, read_sizes
 from electra.checkpoints.manifest import find_best
+from electra.checkpoints.saved import is_finetuned, is_huggingface
 from electra.errors import UserError, require, require_choice
 from electra.files import refuse_existing
 from electra.finetuning.loop import finetune as run_finetune

@@ -17,7 +17,8 @@ from refusals import refuse
 from tasks import ignore, read, small_finetune, write_files, write_parquet
 
 import electra
-from electra.checkpoints.folder import Finetuned, SavedNetwork
+from electra.checkpoints.finetuned import Finetuned
+from electra.checkpoints.saved import SavedNetwork
 from electra.finetuning.grid import combine, search
 from electra.finetuning.loop import finetune
 from electra.inference.models import load_models

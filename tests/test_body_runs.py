@@ -15,7 +15,8 @@ from test_bodies import PUBLISHED
 
 from electra.assignments import override
 from electra.checkpoints.checkpoint import load_parameters
-from electra.checkpoints.folder import read_finetuned, read_model, read_pretrained
+from electra.checkpoints.finetuned import read_finetuned
+from electra.checkpoints.folder import read_model, read_pretrained
 from electra.finetuning.loop import finetune
 from electra.inference import similarity
 from electra.inference.network import load_encoder

@@ -18,7 +18,7 @@ from networks import draw, make_sizes
 from refusals import refuse
 
 import electra
-from electra.checkpoints.folder import SavedNetwork
+from electra.checkpoints.saved import SavedNetwork
 from electra.cli import main
 from electra.files import new_folder
 from electra.interop.export import describe, write_plain

@@ -16,7 +16,8 @@ from scipy.stats import spearmanr
 from tasks import write_files
 
 from electra.checkpoints.checkpoint import list_checkpoints, read_tensors
-from electra.checkpoints.folder import SavedNetwork, read_model, read_pretrained
+from electra.checkpoints.folder import read_model, read_pretrained
+from electra.checkpoints.saved import SavedNetwork
 from electra.cli import main
 from electra.files import check_hashes, read_object, write_json
 from electra.inference.embed import embed

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tasks import PowerCut, cut_at, ignore, small_finetune
 
 from electra.assignments import from_dict
-from electra.checkpoints.folder import read_finetuned
+from electra.checkpoints.finetuned import read_finetuned
 from electra.errors import UserError
 from electra.files import write_json
 from electra.finetuning.loop import finetune, train_seed

@@ -22,7 +22,8 @@ from tasks import ignore, small_finetune, write_files
 
 import electra
 from electra.assignments import override
-from electra.checkpoints.folder import read_finetuned, read_model
+from electra.checkpoints.finetuned import read_finetuned
+from electra.checkpoints.folder import read_model
 from electra.checkpoints.names import expand_classifier
 from electra.files import write_json
 from electra.finetuning.loop import finetune

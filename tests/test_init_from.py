@@ -16,10 +16,11 @@ from test_golden import NEXT_SENTENCE
 
 from electra.assignments import override, to_dict
 from electra.checkpoints.checkpoint import find_checkpoint, list_checkpoints
-from electra.checkpoints.folder import SavedModel, SavedNetwork, read_pretrained, read_run_config
+from electra.checkpoints.folder import read_pretrained, read_run_config
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
 from electra.checkpoints.names import NEXT_SENTENCE_FILE
+from electra.checkpoints.saved import SavedModel, SavedNetwork
 from electra.cli import main
 from electra.errors import UserError
 from electra.files import write_json

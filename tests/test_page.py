@@ -17,7 +17,7 @@ from services import load_alone, served
 from tasks import ignore, small_finetune, write_files
 
 from electra.checkpoints.checkpoint import list_checkpoints
-from electra.checkpoints.folder import read_finetuned
+from electra.checkpoints.finetuned import read_finetuned
 from electra.finetuning.loop import finetune
 from electra.inference.figure_2 import draw_picture
 from electra.inference.predict import load_model

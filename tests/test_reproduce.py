@@ -28,7 +28,8 @@ from electra.checkpoints.checkpoint import (
     read_state,
     read_tensors,
 )
-from electra.checkpoints.folder import read_finetuned, read_run_config
+from electra.checkpoints.finetuned import read_finetuned
+from electra.checkpoints.folder import read_run_config
 from electra.cli import main
 from electra.files import hold
 from electra.presets import PRESETS

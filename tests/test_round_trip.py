@@ -9,8 +9,10 @@ from networks import assert_same_tensors, draw, make_sizes
 from refusals import refuse
 
 from electra.checkpoints.checkpoint import read_tensors
-from electra.checkpoints.folder import Finetuned, SavedNetwork, read_model
+from electra.checkpoints.finetuned import Finetuned
+from electra.checkpoints.folder import read_model
 from electra.checkpoints.names import DEBERTA, DISCRIMINATOR_FILE, HEAD_FILE, MODERNBERT_DECODER
+from electra.checkpoints.saved import SavedNetwork
 from electra.interop import onnx
 from electra.interop.export import convert, describe, describe_finetuned, write_network, write_plain
 from electra.model.config import FeaturesConfig

@@ -31,7 +31,8 @@ from services import load_alone, served
 
 from benchmarks.serve import Client, read_memory
 from electra.checkpoints.checkpoint import list_checkpoints
-from electra.checkpoints.folder import read_finetuned, read_sizes
+from electra.checkpoints.finetuned import read_finetuned
+from electra.checkpoints.folder import read_sizes
 from electra.cli import main
 from electra.inference.ask import detect, fill
 from electra.inference.embed import embed

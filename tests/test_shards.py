@@ -30,7 +30,8 @@ from electra.shards.config import PrepareConfig
 from electra.shards.pieces import hash_documents, heldout_limit
 from electra.shards.prepare import finish, prepare, prepare_share
 from electra.shards.store import PARTS, ShardWriter, open_shards
-from electra.text.documents import Reader, break_words
+from electra.text.characters import break_words
+from electra.text.documents import Reader
 from electra.tokenizing import words as encoder_module
 from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer, tokens_dtype

@@ -18,8 +18,9 @@ from tasks import write_parquet
 
 from electra.text import documents as documents_module
 from electra.text import sources as sources_module
+from electra.text.characters import break_words
 from electra.text.config import TextConfig
-from electra.text.documents import Reader, break_words
+from electra.text.documents import Reader
 from electra.text.sources import find_sources
 
 DOCUMENTS = [

@@ -16,14 +16,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from electra.checkpoints.checkpoint import Header, Weights, read_header, require_weight
-from electra.errors import UserError, require
+from electra.checkpoints.checkpoint import Weights
+from electra.checkpoints.parameters import Tensors, gather, list_parameters, require_layers
+from electra.errors import require
 from electra.model.config import OF_ONE_ARCHITECTURE, EncoderConfig
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead, NextSentenceHead
-from electra.model.initialisation import without_weights
 from electra.tokenizing.tokenizer import Tokenizer
 
 HEAD_FILE = "head.safetensors"
@@ -32,7 +32,6 @@ DISCRIMINATOR_FILE = "discriminator_head.safetensors"
 """The discriminator's head, likewise, under the names in `Architecture.beside`."""
 NEXT_SENTENCE_FILE = "next_sentence_head.safetensors"
 """BERT's pooler and next-sentence head beside a class without them; under our names."""
-Tensors = Mapping[str, Tensor]
 Modules = Mapping[str, str | tuple[str, ...]]
 """Our name of each module to theirs; {i} is the number of the layer. Several names: the rows of our
 matrix are theirs, one after the other. The empty name is the module itself."""
@@ -138,57 +137,6 @@ class Architecture:
         find = partial(find_theirs, modules, "")
         has_all = all(each in theirs for name in list_parameters(build) for each in find(name))
         return gather(build, theirs, find) if has_all else None
-
-
-def require_layers(tensors: Tensors, before: str, sizes: EncoderConfig) -> None:
-    """Raise UserError unless weights have as many layers as the sizes say.
-
-    So absurd sizes are refused before a network of them is built, if only in its names.
-    """
-    number = count_layers(tensors, before)
-    require(
-        number == sizes.num_hidden_layers,
-        f"num_hidden_layers is {sizes.num_hidden_layers:,}, but the weights have {number:,} "
-        f"layers ({before}0, ...)",
-    )
-
-
-def count_layers(tensors: Tensors, before: str) -> int:
-    """Return the number of layers, before whose number `before` stands in the tensors' names."""
-    names = (name.removeprefix(before) for name in tensors if name.startswith(before))
-    return len({name.partition(".")[0] for name in names})
-
-
-def list_parameters(build: Callable[[], nn.Module]) -> dict[str, Tensor]:
-    """Return a module's parameters, of which none is allocated."""
-    try:
-        with without_weights():
-            return dict(build().named_parameters())
-    except RuntimeError:  # an overflow
-        raise UserError("the sizes are too large for any machine") from None
-
-
-def gather(
-    build: Callable[[], nn.Module],
-    theirs: Tensors,
-    find: Callable[[str], tuple[str, ...]] = lambda name: (name,),
-) -> Weights:
-    """Return the weights of a module; names, dtypes and shapes are checked before any is read."""
-    names, headers = {}, {}
-    for name, parameter in list_parameters(build).items():
-        names[name] = find(name)
-        rows, *rest = parameter.shape
-        for each in names[name]:
-            require(each in theirs, f"the weights lack {each}")
-            found = read_header(theirs, each)
-            require_weight(found, each, (rows // len(names[name]), *rest))
-        headers[name] = Header(found.dtype, tuple(parameter.shape))
-
-    def read(name: str) -> Tensor:
-        parts = [theirs[each] for each in names[name]]
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
-
-    return Weights(headers, read)
 
 
 def find_theirs(modules: Modules, prefix: str, name: str) -> tuple[str, ...]:

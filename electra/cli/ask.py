@@ -13,7 +13,7 @@ from electra.errors import UserError, count_of, import_extra, require
 from electra.files import make_folder, write_json
 from electra.terminal.live import Progress
 from electra.terminal.printing import print_done, print_lines, print_note, print_table, print_words
-from electra.text.streams import replace_surrogates
+from electra.text.characters import replace_surrogates
 
 Input = Annotated[Path, Parameter(name="--input")]
 InputOrText = Annotated[Path | None, Parameter(name="--input")]
@@ -55,7 +55,7 @@ def predict(
             from 1.
         keep: Whether each answer comes with all columns of its input, which are first.
     """
-    from electra.checkpoints.folder import read_finetuned
+    from electra.checkpoints.finetuned import read_finetuned
     from electra.inference import predict as predicting
     from electra.tasks.registry import read_inputs
 

@@ -36,7 +36,7 @@ from electra.terminal.printing import (
     print_tokens,
 )
 from electra.text.config import TextConfig
-from electra.text.streams import is_url, locate
+from electra.text.urls import is_url, locate
 from electra.tokenizing.config import TokenizerConfig
 
 if TYPE_CHECKING:

@@ -107,7 +107,9 @@ def export(
             score on dev.
     """
     from electra.checkpoints.checkpoint import run_of
-    from electra.checkpoints.folder import find_seed, is_finetuned, is_huggingface, read_run_config
+    from electra.checkpoints.finetuned import find_seed
+    from electra.checkpoints.folder import read_run_config
+    from electra.checkpoints.saved import is_finetuned, is_huggingface
     from electra.library import check_export
     from electra.library import export as run_export
 

@@ -11,7 +11,7 @@ from electra.assignments import flatten, to_dict
 from electra.errors import require
 from electra.presets import PRESETS, RECIPES
 from electra.terminal.printing import print_plan
-from electra.text.streams import is_url
+from electra.text.urls import is_url
 
 
 def completed(name: Callable[[], Iterable[str]]) -> Parameter:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from electra.checkpoints.checkpoint import load_parameters
-from electra.checkpoints.folder import Finetuned, SavedModel
+from electra.checkpoints.finetuned import Finetuned
+from electra.checkpoints.saved import SavedModel
 from electra.model.batch import split_by_length
 from electra.model.config import EncoderConfig
 from electra.model.encoder import Encoder, choose_layers

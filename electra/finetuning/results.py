@@ -39,7 +39,7 @@ from electra.shapes import require_fields
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Family, Task
 from electra.tasks.rows import Outputs, Rows
-from electra.text.streams import replace_surrogates
+from electra.text.characters import replace_surrogates
 from electra.training.distributed import from_rank_0, wait_for_all
 from electra.training.machine import Machine
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from electra.assignments import to_dict
-from electra.checkpoints.folder import SavedModel
+from electra.checkpoints.saved import SavedModel
 from electra.errors import UserError, require
 from electra.files import sha256_file
 from electra.presets import finetune_preset

@@ -20,7 +20,7 @@ from electra.errors import import_extra, require
 from electra.files import make_folder, new_file
 from electra.inference.network import LoadedEncoder
 from electra.processes import Tell, silent
-from electra.text.streams import replace_surrogates
+from electra.text.characters import replace_surrogates
 
 Pooling = Literal["mean", "cls"]
 Unit = Literal["text", "word", "token"]

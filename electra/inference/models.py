@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from electra.checkpoints.checkpoint import list_checkpoints, run_of, step_of
-from electra.checkpoints.folder import (
-    is_finetuned,
-    read_finetuned,
-    read_pretrained,
-    read_run_config,
-)
+from electra.checkpoints.finetuned import read_finetuned
+from electra.checkpoints.folder import read_pretrained, read_run_config
 from electra.checkpoints.metrics import read_metrics
+from electra.checkpoints.saved import is_finetuned
 from electra.errors import UserError, require
 from electra.files import named, read_object
 from electra.inference.ask import Candidate, detect, fill

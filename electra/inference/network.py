@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from electra.checkpoints.checkpoint import load_parameters
-from electra.checkpoints.folder import SavedModel, SavedNetwork, read_model
+from electra.checkpoints.folder import read_model
+from electra.checkpoints.saved import SavedModel, SavedNetwork
 from electra.errors import require
 from electra.model.batch import pad_rows, split_by_length
 from electra.model.config import EncoderConfig

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from electra.checkpoints.folder import Finetuned
+from electra.checkpoints.finetuned import Finetuned
 from electra.errors import require
 from electra.files import make_folder, write_text
 from electra.finetuning.network import TaskNetwork, load_network, run_network
@@ -14,7 +14,7 @@ from electra.inference.network import PRECISION, require_numbers
 from electra.processes import Tell, silent
 from electra.tasks.family import number_records
 from electra.tasks.registry import restore_family
-from electra.text.streams import replace_surrogates
+from electra.text.characters import replace_surrogates
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine, Precision, prepare_machine
 

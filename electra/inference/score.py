@@ -30,8 +30,9 @@ import torch
 import torch.nn.functional as F
 
 from electra.checkpoints.checkpoint import run_of
-from electra.checkpoints.folder import is_huggingface, read_pretrained, read_run_config
+from electra.checkpoints.folder import read_pretrained, read_run_config
 from electra.checkpoints.manifest import find_commit
+from electra.checkpoints.saved import is_huggingface
 from electra.errors import count_of, require
 from electra.files import named, write_text
 from electra.inference.network import PRECISION, LoadedNetwork, load_network

@@ -14,7 +14,8 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from torch import nn
 
-from electra.checkpoints.folder import Finetuned, read_run_config
+from electra.checkpoints.finetuned import Finetuned
+from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_curves
 from electra.checkpoints.records import Begun, read_results

@@ -14,14 +14,8 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from electra.checkpoints.checkpoint import load_parameters, write_tensors
-from electra.checkpoints.folder import (
-    Finetuned,
-    SavedModel,
-    SavedNetwork,
-    is_finetuned,
-    read_finetuned,
-    read_pretrained,
-)
+from electra.checkpoints.finetuned import Finetuned, read_finetuned
+from electra.checkpoints.folder import read_pretrained
 from electra.checkpoints.manifest import find_commit
 from electra.checkpoints.names import (
     ARCHITECTURES,
@@ -33,6 +27,7 @@ from electra.checkpoints.names import (
     NEXT_SENTENCE_FILE,
     expand_classifier,
 )
+from electra.checkpoints.saved import SavedModel, SavedNetwork, is_finetuned
 from electra.errors import UserError, require, tell_place
 from electra.files import new_folder, read_object, write_hashes, write_json, write_text
 from electra.interop.card import Facts, describe_finetuning, describe_run, write_card

@@ -13,8 +13,8 @@ import unicodedata
 import warnings
 from pathlib import Path
 
-from electra.checkpoints.folder import SavedNetwork
 from electra.checkpoints.names import ARCHITECTURES
+from electra.checkpoints.saved import SavedNetwork
 from electra.errors import import_extra, require
 from electra.model.config import EncoderConfig
 from electra.tokenizing.tokenizer import Tokenizer

@@ -20,8 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from electra.checkpoints.checkpoint import Weights
-from electra.checkpoints.folder import TOKENS, SavedModel, SavedNetwork, find_networks, read_length
-from electra.checkpoints.names import DEBERTA, ELECTRA, count_layers
+from electra.checkpoints.folder import TOKENS
+from electra.checkpoints.huggingface import find_networks, read_length
+from electra.checkpoints.names import DEBERTA, ELECTRA
+from electra.checkpoints.parameters import count_layers
+from electra.checkpoints.saved import SavedModel, SavedNetwork
 from electra.errors import require, tell_place
 from electra.files import new_folder
 from electra.interop.export import describe, write_plain

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from electra.checkpoints.folder import SavedNetwork
+from electra.checkpoints.saved import SavedNetwork
 from electra.errors import import_extra, require
 from electra.files import write_json
 

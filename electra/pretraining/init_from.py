@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from electra.checkpoints.checkpoint import load_parameters, read_header
-from electra.checkpoints.folder import SavedModel, SavedNetwork, read_pretrained
+from electra.checkpoints.folder import read_pretrained
+from electra.checkpoints.saved import SavedModel, SavedNetwork
 from electra.errors import UserError, require
 from electra.method.config import SIZES_OF_GENERATOR, GeneratorConfig
 from electra.method.objective import Network, Objective

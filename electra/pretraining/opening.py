@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 from electra.assignments import to_dict
 from electra.checkpoints.checkpoint import list_checkpoints, run_of
-from electra.checkpoints.folder import SavedModel, read_pretrained, read_run_config
+from electra.checkpoints.folder import read_pretrained, read_run_config
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import import_tracker
+from electra.checkpoints.saved import SavedModel
 from electra.errors import UserError, command, require
 from electra.files import LOCK, hold, new_folder, sync, write_json
 from electra.method.objective import Objective

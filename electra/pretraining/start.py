@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from electra.checkpoints.folder import SavedNetwork
+from electra.checkpoints.saved import SavedNetwork
 from electra.errors import require
 from electra.method.masking import Vocabulary
 from electra.method.objective import Objective

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from electra.files import new_file
 from electra.processes import follow_parent, usable_cores
-from electra.text.streams import replace_surrogates
+from electra.text.characters import replace_surrogates
 
 STANDARD_LIBRARY = "python"
 """Package name of the standard library's docstrings."""

@@ -20,7 +20,7 @@ from electra.reports.rendering import Table
 from electra.shards.config import ExamplesConfig
 from electra.shards.examples import Examples
 from electra.shards.store import Shard, Shards
-from electra.text.documents import break_words
+from electra.text.characters import break_words
 from electra.tokenizing.tokenizer import Tokenizer
 
 SAMPLE_CHARS = 10_000_000

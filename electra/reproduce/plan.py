@@ -14,8 +14,9 @@ import torch
 
 from electra.assignments import differences, override, setting_name
 from electra.checkpoints import records
-from electra.checkpoints.folder import SavedModel, SavedNetwork, read_pretrained, read_run_config
+from electra.checkpoints.folder import read_pretrained, read_run_config
 from electra.checkpoints.metrics import read_metrics
+from electra.checkpoints.saved import SavedModel, SavedNetwork
 from electra.errors import UserError, require, require_choice, tell_place
 from electra.files import read_object, take_turns, write_json
 from electra.finetuning.grid import combine

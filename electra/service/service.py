@@ -33,7 +33,7 @@ from electra.service.config import ServeConfig
 from electra.service.gate import Gate, Meters, refuse
 from electra.service.queue import BatchQueue, Failed, Full, Question
 from electra.terminal.printing import print_done, print_note
-from electra.text.streams import replace_surrogates
+from electra.text.characters import replace_surrogates
 from electra.version import __version__
 
 LOOK_SECONDS = 2.0

@@ -49,9 +49,9 @@ from electra.shards.store import (
     describe_part,
     shard_name,
 )
+from electra.text.characters import replace_surrogates
 from electra.text.documents import TextCounts
 from electra.text.sources import Sources
-from electra.text.streams import replace_surrogates
 from electra.tokenizing.tokenizer import Tokenizer, tokens_dtype
 from electra.tokenizing.words import TokenBatch
 

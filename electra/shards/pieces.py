@@ -38,7 +38,8 @@ from electra.processes import follow_parent, join_ray, usable_cores
 from electra.shards.cleaning import Filters, sign_documents
 from electra.shards.config import PrepareConfig
 from electra.shards.store import PARTS, Count, Parts, ShardWriter
-from electra.text.documents import RangeBorder, Reader, TextCounts, close_last, group_texts
+from electra.text.characters import group_texts
+from electra.text.documents import RangeBorder, Reader, TextCounts, close_last
 from electra.text.streams import compression_of, stamp_of, unchanged
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.tokenizing.words import LineEncoder, TokenBatch, WordEncoder, make_encoder

@@ -54,7 +54,8 @@ from electra.shards.pieces import (
 )
 from electra.shards.store import MAX_SHARD_TOKENS, Manifest
 from electra.text.sources import Sources, find_sources, look
-from electra.text.streams import STDIN, is_url, locate, open_stdin, read_bytes, send
+from electra.text.streams import STDIN, open_stdin
+from electra.text.urls import is_url, locate, read_bytes, send
 from electra.tokenizing.tokenizer import Tokenizer
 
 Engine = Literal["local", "ray"]

@@ -38,7 +38,7 @@ from electra.errors import UserError, require
 from electra.files import parse_object, read_object, sha256_file, write_json
 from electra.settings import AtLeast
 from electra.shapes import check_shape
-from electra.text.streams import TRUSTED_SECONDS, fetch, fetched, is_url, locate, read_bytes
+from electra.text.urls import TRUSTED_SECONDS, fetch, fetched, is_url, locate, read_bytes
 from electra.tokenizing.tokenizer import Tokenizer, tokens_dtype
 
 try:

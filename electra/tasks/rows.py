@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from electra.model.batch import copy_to
-from electra.text.documents import group_texts
+from electra.text.characters import group_texts
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.tokenizing.words import GROUP_CHARS
 from electra.training.optimizer import step_seed

@@ -16,7 +16,6 @@ import io
 import itertools
 import re
 import sys
-import unicodedata
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import IO, Literal, cast
 
 from electra.errors import UserError, require
+from electra.text.characters import replace_surrogates
 from electra.text.config import TextConfig
 from electra.text.sources import (
     FIRST_BYTES,
@@ -40,12 +40,9 @@ from electra.text.streams import (
     UTF8,
     compression_of,
     find_mark,
-    is_dataset,
-    is_url,
     is_utf8,
     name_other,
     open_source,
-    replace_surrogates,
     stream_blocks,
     transcode,
     unchanged,
@@ -61,6 +58,7 @@ from electra.text.tables import (
     parquet_texts,
     separated_texts,
 )
+from electra.text.urls import is_dataset, is_url
 
 PlainBorder = Literal["blank", "line", "file"]
 Border = PlainBorder | Literal["auto"]
@@ -418,46 +416,6 @@ def _join_lines(path: Path, lines: Iterable[str]) -> Iterator[str]:
             size = 0
     pieces = ["".join(pieces)]
     yield pieces.pop()
-
-
-# Parts of documents
-
-MAX_WORD_CHARS = 100
-"""Characters of the longest word. WordPiece encodes a longer word as one [UNK]. Source: BERT."""
-# A code point decomposes into at most four, so a run of a quarter of the limit always fits.
-MAX_DECOMPOSITION = 4
-LONG_RUN = re.compile(rf"[^\s!-/:-@\[-`{{-~]{{{MAX_WORD_CHARS // MAX_DECOMPOSITION + 1},}}")
-
-
-def group_texts(texts: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Yield the texts in groups, each of which ends when it has this many characters."""
-    group: list[str] = []
-    num_chars = 0
-    for text in texts:
-        group.append(text)
-        num_chars += len(text)
-        if num_chars >= size:
-            yield group
-            group, num_chars = [], 0
-    if group:
-        yield group
-
-
-def break_words(text: str) -> str:
-    """Return the text with spaces inside words that WordPiece would encode as one [UNK].
-
-    The limit of MAX_WORD_CHARS counts characters after the decomposition of accents.
-    """
-    is_short = max(map(len, text.split()), default=0) < MAX_WORD_CHARS // MAX_DECOMPOSITION
-    return text if is_short else LONG_RUN.sub(_break_run, text)
-
-
-def _break_run(match: re.Match[str]) -> str:
-    run = match[0]
-    if len(run) <= MAX_WORD_CHARS and len(unicodedata.normalize("NFD", run)) <= MAX_WORD_CHARS:
-        return run
-    size = MAX_WORD_CHARS if run.isascii() else MAX_WORD_CHARS // MAX_DECOMPOSITION
-    return " ".join(run[start : start + size] for start in range(0, len(run), size))
 
 
 def _join_all(path: Path, lines: Iterable[str]) -> str:

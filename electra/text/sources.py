@@ -34,10 +34,7 @@ from electra.text.streams import (
     decode_beginning,
     detect,
     find_mark,
-    find_urls,
     guess,
-    is_dataset,
-    is_url,
     is_utf8,
     looks_utf8,
     name_other,
@@ -51,6 +48,7 @@ from electra.text.tables import (
     format_of,
     tell_separator,
 )
+from electra.text.urls import find_urls, is_dataset, is_url
 
 AS_USUAL = TextConfig()
 FIRST_BYTES = 1 << 16

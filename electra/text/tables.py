@@ -25,7 +25,6 @@ from electra.errors import UserError, did_you_mean, import_extra, require
 from electra.files import parse_json, parse_object, require_regular
 from electra.text.streams import (
     BLOCK_BYTES,
-    DATASET,
     STDIN,
     compression_of,
     find_mark,
@@ -34,6 +33,7 @@ from electra.text.streams import (
     stream_blocks,
     unchanged,
 )
+from electra.text.urls import DATASET
 
 TABLE_FORMATS = (".tsv", ".csv", ".jsonl", ".parquet")
 SEPARATED_FORMATS = (".csv", ".tsv")

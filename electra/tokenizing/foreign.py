@@ -26,6 +26,7 @@ from electra.files import HASHES, parse_object, read_object, read_text, write_js
 from electra.tokenizing import alone
 from electra.tokenizing.formats import (
     KNOWN_NAMES,
+    WRITTEN_FOR_TRANSFORMERS,
     Definition,
     bert_state,
     check_state,
@@ -50,8 +51,6 @@ EXPECTED = (
 SPACES = {"Replace", "Strip", "Prepend", "ByteLevel"}
 """Parts of a normaliser with which classes write spaces, each in its own way."""
 BERT_FLAGS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
-WRITTEN_FOR_TRANSFORMERS = "electra_definition"
-"""Setting with those parts of a definition that were changed when it was written."""
 TRIAL_SECONDS, ASK_SECONDS = 30, 600
 """After which a process is ended. A sound tokenizer takes a second; transformers takes some to
 start, and minutes for a large SentencePiece model."""

@@ -22,7 +22,7 @@ from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from electra.errors import UserError, require
-from electra.text.documents import MAX_WORD_CHARS
+from electra.text.characters import MAX_WORD_CHARS
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 DEFINING = ("added_tokens", "normalizer", "pre_tokenizer", "decoder", "model")
@@ -480,3 +480,7 @@ def _byte_table() -> dict[str, int]:
 def _bytes_of_piece(token: str) -> bytes:
     byte = BYTE_TOKEN.fullmatch(token)
     return bytes([int(byte[1], 16)]) if byte else token.replace(METASPACE, " ").encode()
+
+
+WRITTEN_FOR_TRANSFORMERS = "electra_definition"
+"""Setting with those parts of a definition that were changed when it was written."""

@@ -16,12 +16,13 @@ from tokenizers import processors
 
 from electra.errors import UserError, require, tell_place
 from electra.files import check_hashes, new_folder, parse_json, write_hashes, write_json
-from electra.text.streams import locate, replace_surrogates
+from electra.text.characters import replace_surrogates
+from electra.text.urls import locate
 from electra.tokenizing.config import TokenizerConfig
-from electra.tokenizing.foreign import WRITTEN_FOR_TRANSFORMERS, read_definition
 from electra.tokenizing.formats import (
     METASPACE,
     SPECIAL_TOKENS,
+    WRITTEN_FOR_TRANSFORMERS,
     Definition,
     Independence,
     State,
@@ -39,7 +40,6 @@ from electra.tokenizing.formats import (
     special_token,
     strips_accents,
 )
-from electra.tokenizing.training import train_bpe, train_tokens, train_unigram
 
 CANNOT = "the tokenizer cannot encode this text"
 
@@ -157,6 +157,8 @@ class Tokenizer:
     @classmethod
     def train(cls, texts: Iterable[str], config: TokenizerConfig) -> Self:
         """Return a tokenizer with a new vocabulary; the same corpus gives the same vocabulary."""
+        from electra.tokenizing.training import train_bpe, train_tokens, train_unigram
+
         if config.kind == "bpe":
             return cls.from_definition(train_bpe(texts, config))
         if config.kind == "unigram":
@@ -207,6 +209,8 @@ class Tokenizer:
         Raises:
             UserError: The tokenizer is missing, damaged or cannot be used.
         """
+        from electra.tokenizing.foreign import read_definition
+
         path = locate(path)
         if path.is_dir():
             check_hashes(path)

@@ -12,8 +12,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from electra.errors import UserError, import_extra, require
 from electra.files import parse_json
-from electra.text.documents import break_words, group_texts
-from electra.text.streams import replace_surrogates
+from electra.text.characters import break_words, group_texts, replace_surrogates
 from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.formats import (
     DEFINING,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from electra.text.documents import break_words, group_texts
+from electra.text.characters import break_words, group_texts
 from electra.tokenizing.tokenizer import Tokenizer, tokens_dtype
 
 SLICE_BYTES = 1 << 20
