@@ -26,8 +26,8 @@ from electra.files import write_json, write_text
 from electra.method.flops import count_true
 from electra.presets import PRESETS
 from electra.pretraining.acceleration import WARM_UP_STEPS
+from electra.pretraining.memory import make_rows
 from electra.pretraining.networks import sketch_objective
-from electra.pretraining.plan import make_rows
 from electra.reports.rendering import Table, to_markdown
 from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine, prepare_machine

@@ -36,7 +36,8 @@ from electra.inference.network import LoadedEncoder
 from electra.interop.export import Outgoing, write_plain
 from electra.interop.onnx import INPUTS, Graph, open_session, quantise, trace
 from electra.model.config import EncoderConfig
-from electra.model.encoder import Encoder, choose_layers
+from electra.model.encoder import Encoder
+from electra.model.forms import choose_layers
 from electra.model.initialisation import init_weights
 from electra.model.task_heads import ClassifierHead
 from electra.presets import PRESETS

@@ -40,7 +40,7 @@ from electra.model.batch import find_real
 from electra.presets import PRESETS
 from electra.pretraining.acceleration import WorkingCopies, compile_options
 from electra.pretraining.guard import Guard
-from electra.pretraining.plan import make_rows
+from electra.pretraining.memory import make_rows
 from electra.pretraining.start import build_model
 from electra.pretraining.step import Step
 from electra.reports.rendering import Table, to_markdown

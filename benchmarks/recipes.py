@@ -62,12 +62,12 @@ from electra.method.flops import count_true
 from electra.method.objective import Objective
 from electra.model.batch import Batch, find_real
 from electra.presets import FINETUNE_PRESETS, PRESETS
-from electra.pretraining.acceleration import prepare_step
 from electra.pretraining.evaluation import heldout_rows, split_heldout
 from electra.pretraining.loop import pretrain, resume
+from electra.pretraining.memory import make_rows
 from electra.pretraining.networks import sketch_objective
-from electra.pretraining.plan import make_rows
 from electra.pretraining.start import build_model, fit_to_shards
+from electra.pretraining.step import prepare_step
 from electra.quickstart.config import QUICKSTART
 from electra.quickstart.questions import punctuation_question, write_passages
 from electra.reports.rendering import Table, to_markdown

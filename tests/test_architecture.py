@@ -11,8 +11,8 @@ import pytest
 import electra
 from electra.cli.entry import VERBS
 from electra.model.batch import Batch
-from electra.pretraining.acceleration import prepare_step
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
+from electra.pretraining.step import prepare_step
 from electra.shards.examples import Examples
 from electra.shards.store import open_shards
 from electra.training.machine import Machine

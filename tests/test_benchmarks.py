@@ -26,8 +26,8 @@ from electra.errors import UserError
 from electra.files import write_json
 from electra.method.flops import count_run, count_true
 from electra.presets import PRESETS, encoder_sizes
+from electra.pretraining.memory import make_rows
 from electra.pretraining.networks import sketch_objective
-from electra.pretraining.plan import make_rows
 from electra.reproduce.plan import make_plan
 from electra.reproduce.suite import read_suite
 from electra.shards.store import open_shards

@@ -19,7 +19,7 @@ from electra.model.heads import GeneratorHead
 from electra.model.initialisation import init_weights
 from electra.objectives.electric import TwoTowers
 from electra.presets import PRESETS, encoder_sizes
-from electra.pretraining.plan import make_rows, measure_activations
+from electra.pretraining.memory import make_rows, measure_activations
 from electra.pretraining.start import build_model
 from electra.shards.config import ExamplesConfig, PrepareConfig
 from electra.shards.examples import BLOCK_TOKENS, Examples

@@ -12,7 +12,7 @@ from electra.assignments import override
 from electra.finetuning.loop import train_seed
 from electra.finetuning.network import build_network
 from electra.finetuning.start import Job, encode_task, fit_to_start
-from electra.model.config import FeaturesConfig
+from electra.model.features_config import FeaturesConfig
 from electra.model.initialisation import init_weights
 from electra.model.task_heads import FeatureHead, LayerSum
 from electra.presets import FINETUNE_PRESETS, PRESETS

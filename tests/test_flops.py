@@ -19,8 +19,8 @@ from electra.method.masking import Vocabulary
 from electra.model.likelihood import log_likelihood_plain
 from electra.objectives import masked_language_modelling
 from electra.presets import PRESETS, encoder_sizes
+from electra.pretraining.memory import make_rows
 from electra.pretraining.networks import build_objective, sketch_objective
-from electra.pretraining.plan import make_rows
 
 WARM = "generator.warmup_steps"
 

@@ -29,16 +29,17 @@ from electra.interop.importing import import_model
 from electra.method.config import OBJECTIVES
 from electra.method.flops import count_parts
 from electra.presets import PRESETS, modern_sizes
-from electra.pretraining.acceleration import prepare_step
 from electra.pretraining.continuation import write_branch
 from electra.pretraining.evaluation import evaluate, heldout_rows
 from electra.pretraining.init_from import describe_parts, fit_to_start, tell_parts
 from electra.pretraining.journal import Alarms
 from electra.pretraining.loop import pretrain, resume
+from electra.pretraining.memory import make_rows, measure_activations
 from electra.pretraining.networks import sketch_objective
-from electra.pretraining.plan import make_rows, measure_activations, time_run
+from electra.pretraining.plan import time_run
 from electra.pretraining.resolution import resolve
 from electra.pretraining.start import build_model, count_tokens
+from electra.pretraining.step import prepare_step
 from electra.processes import Interrupted
 from electra.reports.curves import find_panels
 from electra.reports.glossary import describe_heldout

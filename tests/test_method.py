@@ -22,8 +22,8 @@ from electra.method.masking import (
 from electra.method.measures import Measures
 from electra.method.objective import Judgement, Output
 from electra.model.batch import Batch
+from electra.model.fixed_distribution import FixedDistribution
 from electra.model.likelihood import log_likelihood, log_likelihood_plain
-from electra.model.masked_lm import FixedDistribution
 from electra.model.parts import ONE, SPREAD, Dropout, DropoutMasks, num_kept
 from electra.model.softmax import CHUNK, loss_and_sample, loss_and_sample_plain
 from electra.objectives.cocolm import crop_length

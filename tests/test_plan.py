@@ -17,17 +17,15 @@ from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
 from electra.presets import PRESETS, encoder_sizes, modern_sizes
 from electra.pretraining import plan as memory
-from electra.pretraining.networks import sketch_objective
-from electra.pretraining.plan import (
-    estimate_run,
+from electra.pretraining.memory import (
     free_in_groups,
     free_memory,
     make_rows,
     measure_activations,
-    plan,
     require_memory,
-    time_step,
 )
+from electra.pretraining.networks import sketch_objective
+from electra.pretraining.plan import estimate_run, plan, time_step
 from electra.pretraining.start import build_model
 from electra.processes import usable_cores
 from electra.tokenizing.tokenizer import make_tokenizer

@@ -53,7 +53,8 @@ from electra.files import write_json
 from electra.interop.card import describe_run
 from electra.interop.export import export
 from electra.model.electra import PostNormLayer
-from electra.model.encoder import Encoder, choose_layers
+from electra.model.encoder import Encoder
+from electra.model.forms import choose_layers
 from electra.model.fused.post_norm import FusedPostNormLayer
 from electra.pretraining.acceleration import AcceleratedStep
 from electra.pretraining.continuation import branch, plan_cooldown

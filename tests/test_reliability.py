@@ -38,7 +38,7 @@ from electra.presets import PRESETS
 from electra.pretraining.guard import ACCEPTED, NOT_FINITE, SPIKE, Guard
 from electra.pretraining.journal import PATIENCE, Alarms
 from electra.pretraining.loop import pretrain, resume
-from electra.pretraining.plan import make_rows
+from electra.pretraining.memory import make_rows
 from electra.pretraining.resolution import resolve
 from electra.pretraining.start import build_model
 from electra.pretraining.step import Step

@@ -15,8 +15,8 @@ from electra.checkpoints.names import DEBERTA, DISCRIMINATOR_FILE, HEAD_FILE, MO
 from electra.checkpoints.saved import SavedNetwork
 from electra.interop import onnx
 from electra.interop.export import convert, describe, describe_finetuned, write_network, write_plain
-from electra.model.config import FeaturesConfig
 from electra.model.encoder import Encoder
+from electra.model.features_config import FeaturesConfig
 from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.registry import FAMILIES as REGISTERED

@@ -10,7 +10,7 @@ from runs import assert_same_end, final_tensors
 from electra.assignments import override
 from electra.checkpoints.folder import read_pretrained
 from electra.pretraining.init_from import load_start
-from electra.pretraining.plan import make_rows, measure_activations
+from electra.pretraining.memory import make_rows, measure_activations
 from electra.pretraining.start import build_model
 from electra.pretraining.step import Step
 from electra.tokenizing.tokenizer import make_tokenizer

@@ -30,11 +30,11 @@ from electra.pretraining.acceleration import (
     exact_kernels,
     find_kernels,
     rank_attention,
-    recorded_ranking,
 )
+from electra.pretraining.continuation import recorded_ranking
 from electra.pretraining.guard import ACCEPTED, NOT_FINITE, SPIKE, WINDOW, Guard
 from electra.pretraining.loop import resume
-from electra.pretraining.plan import make_rows
+from electra.pretraining.memory import make_rows
 from electra.pretraining.start import build_model
 from electra.pretraining.step import Step
 from electra.tokenizing.tokenizer import make_tokenizer

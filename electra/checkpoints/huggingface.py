@@ -19,7 +19,7 @@ from electra.checkpoints.saved import WEIGHTS_FILE, SavedModel, SavedNetwork, re
 from electra.errors import command, require, tell_place
 from electra.files import check_hashes, read_object
 from electra.model.config import EncoderConfig
-from electra.model.heads import NextSentenceHead
+from electra.objectives.masked_language_modelling import NextSentenceHead
 from electra.tokenizing.tokenizer import Tokenizer
 
 UNTIED = ("generator_lm_head.weight", "cls.predictions.decoder.weight", "decoder.weight")

@@ -23,7 +23,8 @@ from electra.checkpoints.parameters import Tensors, gather, list_parameters, req
 from electra.errors import require
 from electra.model.config import OF_ONE_ARCHITECTURE, EncoderConfig
 from electra.model.encoder import Encoder
-from electra.model.heads import DiscriminatorHead, GeneratorHead, NextSentenceHead
+from electra.model.heads import DiscriminatorHead, GeneratorHead
+from electra.objectives.masked_language_modelling import NextSentenceHead
 from electra.tokenizing.tokenizer import Tokenizer
 
 HEAD_FILE = "head.safetensors"

@@ -34,7 +34,7 @@ from electra.finetuning.results import (
     write_seed,
 )
 from electra.finetuning.start import Job, TaskRows, encode_task, read_job
-from electra.model.encoder import choose_layers
+from electra.model.forms import choose_layers
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.rows import Outputs, choose_batches, make_batch
 from electra.training.config import OptimizerConfig

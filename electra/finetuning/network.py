@@ -12,7 +12,8 @@ from electra.checkpoints.finetuned import Finetuned
 from electra.checkpoints.saved import SavedModel
 from electra.model.batch import split_by_length
 from electra.model.config import EncoderConfig
-from electra.model.encoder import Encoder, choose_layers
+from electra.model.encoder import Encoder
+from electra.model.forms import choose_layers
 from electra.model.initialisation import draw_glorot, init_weights
 from electra.model.parts import TokenTable
 from electra.model.task_heads import FeatureHead, PairHead, run_lstm

@@ -19,7 +19,8 @@ from electra.checkpoints.saved import SavedModel, SavedNetwork
 from electra.errors import require
 from electra.model.batch import pad_rows, split_by_length
 from electra.model.config import EncoderConfig
-from electra.model.encoder import Encoder, choose_layers
+from electra.model.encoder import Encoder
+from electra.model.forms import choose_layers
 from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.processes import Tell, silent
 from electra.tokenizing.tokenizer import Tokenizer

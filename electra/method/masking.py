@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from electra.method.config import MethodConfig
 from electra.model.batch import Batch, count_real, find_real
-from electra.model.masked_lm import FixedDistribution, MaskedLM
 from electra.model.softmax import Prediction, loss_and_sample
 
 SPAN_WORDS = 3.8
@@ -314,11 +313,7 @@ class Masking(nn.Module):
 
 
 def predict_masked(
-    network: MaskedLM | FixedDistribution,
-    masking: Masking,
-    batch: Batch,
-    draw: Draw,
-    counts: Counts,
+    network: nn.Module, masking: Masking, batch: Batch, draw: Draw, counts: Counts
 ) -> tuple[Prediction, Means]:
     """Return a network's prediction at the masked positions of x_masked, and its measures."""
     masked = batch._replace(input_ids_BL=masking.mask(batch.input_ids_BL, draw))
@@ -327,7 +322,7 @@ def predict_masked(
 
 
 def predict_chosen(
-    network: MaskedLM | FixedDistribution, shown: Batch, batch: Batch, draw: Draw, counts: Counts
+    network: nn.Module, shown: Batch, batch: Batch, draw: Draw, counts: Counts
 ) -> Prediction:
     """Return a network's prediction of the original tokens at the masked positions."""
     prediction: Prediction = network(

@@ -21,7 +21,7 @@ from electra.model.batch import Batch
 from electra.model.config import EncoderConfig
 from electra.model.encoder import Encoder
 from electra.model.heads import GeneratorHead
-from electra.model.masked_lm import FixedDistribution, MaskedLM
+from electra.model.masked_lm import MaskedLM
 from electra.model.parts import EmbeddingBlock, TransformerLayer
 
 
@@ -240,12 +240,14 @@ class Parts:
         sizes = self.model
         return MaskedLM(self.encoder(sizes), GeneratorHead(sizes))
 
-    def generator(self, kept: Encoder) -> MaskedLM | FixedDistribution:
+    def generator(self, kept: Encoder) -> nn.Module:
         """Return the generator, which shares parameters with `kept` as `method.sharing` says."""
         config = self.generator_settings
         if config.kind in ("uniform", "unigram"):
             known = self.vocabulary
             probs_V = torch.ones(known.size) if config.kind == "uniform" else known.frequencies_V
+            from electra.model.fixed_distribution import FixedDistribution
+
             return FixedDistribution(probs_V, disallow_correct=config.disallow_correct)
         sizes = config.encoder(self.model)
         generator = MaskedLM(
@@ -262,14 +264,14 @@ class Parts:
         return generator
 
 
-def learns(generator: MaskedLM | FixedDistribution) -> bool:
+def learns(generator: nn.Module) -> bool:
     """Return whether the generator is trained, neither frozen nor a fixed distribution."""
     return isinstance(generator, MaskedLM) and not generator.is_frozen
 
 
-def describe_generator(generator: MaskedLM | FixedDistribution) -> dict[str, Network]:
+def describe_generator(generator: nn.Module) -> dict[str, Network]:
     """Return the generator's entry of `Objective.networks`; empty for a fixed distribution."""
-    if isinstance(generator, FixedDistribution):
+    if not isinstance(generator, MaskedLM):
         return {}
     trained = 1.0 if learns(generator) else 0.0
     encoders = (generator.encoder,)

@@ -54,37 +54,6 @@ class GeneratorHead(PredictionHead):
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
 
-class SelectionHead(PredictionHead):
-    """Which of some tokens stood at a position: float32 logits.
-
-    Source: TEAMS, MultiWordSelectionHead of its released code.
-    """
-
-    def __init__(self, config: EncoderConfig):
-        super().__init__(config, out_size=config.embedding_size)
-
-    def select(self, hidden: Tensor, embedded: Tensor) -> Tensor:
-        """Map states (..., H) and the embeddings of K tokens each (..., K, E) to (..., K)."""
-        return (embedded * self(hidden).float()[..., None, :]).sum(dim=-1)
-
-
-class NextSentenceHead(nn.Module):
-    """BERT's pooler, and whether the second segment follows the first: float32 logits (B, 2).
-
-    The first logit is that of a segment that follows. Source: google-research/bert, modeling.py and
-    run_pretraining.py get_next_sentence_output.
-    """
-
-    def __init__(self, config: EncoderConfig):
-        super().__init__()
-        self.pooler = Linear(config.hidden_size, config.hidden_size)
-        self.dense = Linear(config.hidden_size, 2)
-
-    def forward(self, first_BH: Tensor) -> Tensor:
-        """Map the states of [CLS] (B, H) to logits (B, 2)."""
-        return self.dense(self.pooler(first_BH).float().tanh())
-
-
 class DiscriminatorHead(nn.Module):
     """One float32 logit per position: positive means replaced.
 

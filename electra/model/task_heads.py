@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from electra.model.config import EncoderConfig, FeaturesConfig
+from electra.model.config import EncoderConfig
+from electra.model.features_config import FeaturesConfig
 from electra.model.heads import PredictionHead
 from electra.model.parts import Dropout, Linear
 

@@ -16,12 +16,12 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from electra.method.masking import Counts, Draw, Means, predict_chosen, predict_masked
 from electra.method.objective import Network, Objective, Output, Parts, describe_generator, learns
 from electra.model.batch import Batch, count_real, find_real
-from electra.model.heads import NextSentenceHead
+from electra.model.config import EncoderConfig
 from electra.model.likelihood import log_likelihood
 from electra.model.parts import Linear
 from electra.model.softmax import loss_and_sample
@@ -207,3 +207,20 @@ def mix(
     log_new_BS = F.logsigmoid(-copy_logits_BS) + log_softmax_M.view_as(targets_BS)
     log_copied_BS = torch.logaddexp(F.logsigmoid(copy_logits_BS), log_new_BS)
     return torch.where(is_same_BS, log_copied_BS, log_new_BS)
+
+
+class NextSentenceHead(nn.Module):
+    """BERT's pooler, and whether the second segment follows the first: float32 logits (B, 2).
+
+    The first logit is that of a segment that follows. Source: google-research/bert, modeling.py and
+    run_pretraining.py get_next_sentence_output.
+    """
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__()
+        self.pooler = Linear(config.hidden_size, config.hidden_size)
+        self.dense = Linear(config.hidden_size, 2)
+
+    def forward(self, first_BH: Tensor) -> Tensor:
+        """Map the states of [CLS] (B, H) to logits (B, 2)."""
+        return self.dense(self.pooler(first_BH).float().tanh())

@@ -28,8 +28,9 @@ from electra.method.masking import Counts, Draw, Means, predict_masked
 from electra.method.objective import Network, Output, Parts
 from electra.method.replaced_token_detection import ReplacedTokenDetection
 from electra.model.batch import Batch
+from electra.model.config import EncoderConfig
 from electra.model.encoder import Encoder
-from electra.model.heads import SelectionHead
+from electra.model.heads import PredictionHead
 from electra.model.masked_lm import states_at
 from electra.objectives.config import TeamsConfig
 
@@ -98,3 +99,17 @@ class Teams(ReplacedTokenDetection):
             "selection_loss": (total.detach(), number),
             "selection_accuracy": ((is_right_BS & draw.chosen_BS).sum(), number),
         }
+
+
+class SelectionHead(PredictionHead):
+    """Which of some tokens stood at a position: float32 logits.
+
+    Source: TEAMS, MultiWordSelectionHead of its released code.
+    """
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__(config, out_size=config.embedding_size)
+
+    def select(self, hidden: Tensor, embedded: Tensor) -> Tensor:
+        """Map states (..., H) and the embeddings of K tokens each (..., K, E) to (..., K)."""
+        return (embedded * self(hidden).float()[..., None, :]).sum(dim=-1)

@@ -25,11 +25,11 @@ from electra.files import cache_folder
 from electra.method.measures import tally
 from electra.method.objective import Objective
 from electra.model.batch import Batch, find_real
-from electra.model.encoder import Encoder, find_layers
+from electra.model.encoder import Encoder
 from electra.model.parts import Linear
-from electra.pretraining.step import Outcome, Step
+from electra.pretraining.step import Outcome, Ranking, Step
 from electra.training.config import PretrainConfig, TrainConfig
-from electra.training.distributed import count_parts, from_rank_0, shard
+from electra.training.distributed import from_rank_0
 from electra.training.machine import Machine
 
 KERNELS = (
@@ -39,27 +39,9 @@ KERNELS = (
     SDPBackend.MATH,
 )
 
-Ranking = dict[str, list[str]]
-"""Names of attention kernels, fastest first, for "masked" and "unmasked" rows."""
 WARM_UP_STEPS = 3
 """Steps before the capture. In these steps libraries select kernels and allocate workspaces, which
 a capture does not allow."""
-
-
-def prepare_step(
-    model: Objective, config: PretrainConfig, machine: Machine, attention: Ranking | None = None
-) -> Step:
-    """Return the fastest form of the step for the machine; arguments as for `AcceleratedStep`.
-
-    With train.sharding, several processes divide the model among them, in place.
-    """
-    num_parts = count_parts(config.train.sharding, machine)
-    if num_parts > 1:
-        shard(model, find_layers(model), machine, num_parts)
-        return Step(model, config, machine)
-    if machine.device.type != "cuda" and config.train.compile != "yes":
-        return Step(model, config, machine)
-    return AcceleratedStep(model, config, machine, attention)
 
 
 class AcceleratedStep(Step):
@@ -347,19 +329,6 @@ def rank_attention(config: PretrainConfig, machine: Machine) -> Ranking:
         name: [kernel.name for kernel in _rank(config, machine, masked=name == "masked")]
         for name in ("unmasked", "masked")
     }
-
-
-def recorded_ranking(manifest: dict[str, Any], device: str) -> Ranking | None:
-    """Return the ranking of a run's first session on a device; None if there was none.
-
-    Kernels round differently. With the ranking of its first session, a resumed run goes on with the
-    kernels that it began with.
-    """
-    for session in manifest["sessions"]:
-        ranking: Ranking = session.get("step", {}).get("attention", {})
-        if ranking and session.get("device") == device:
-            return ranking
-    return None
 
 
 def find_kernels(ranking: Ranking, *, masked: bool) -> list[SDPBackend]:

@@ -18,8 +18,8 @@ from electra.errors import UserError, command, require
 from electra.files import copy_folder, new_folder, read_object, write_json, write_text
 from electra.method.config import SIZES_OF_GENERATOR
 from electra.model.config import NOT_SIZES
-from electra.pretraining.acceleration import Ranking, recorded_ranking
-from electra.pretraining.evaluation import DOMAINS_FILE
+from electra.pretraining.domains import DOMAINS_FILE
+from electra.pretraining.step import Ranking
 from electra.shards.store import open_shards
 from electra.training.config import PretrainConfig
 
@@ -242,3 +242,16 @@ def _count_steps(run: Path, seconds: float) -> int:
         if record["part"] == "train" and record["tokens"]:
             return int(seconds * record["tokens_per_second"] * record["step"] / record["tokens"])
     raise UserError(f"{run} has no record of its speed: give --cooldown as a number of steps")
+
+
+def recorded_ranking(manifest: dict[str, Any], device: str) -> Ranking | None:
+    """Return the ranking of a run's first session on a device; None if there was none.
+
+    Kernels round differently. With the ranking of its first session, a resumed run goes on with the
+    kernels that it began with.
+    """
+    for session in manifest["sessions"]:
+        ranking: Ranking = session.get("step", {}).get("attention", {})
+        if ranking and session.get("device") == device:
+            return ranking
+    return None

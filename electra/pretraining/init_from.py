@@ -24,7 +24,8 @@ from electra.errors import UserError, require
 from electra.method.config import SIZES_OF_GENERATOR, GeneratorConfig
 from electra.method.objective import Network, Objective
 from electra.model.config import NOT_SIZES, EncoderConfig
-from electra.model.heads import GeneratorHead, NextSentenceHead
+from electra.model.heads import GeneratorHead
+from electra.objectives.masked_language_modelling import NextSentenceHead
 from electra.pretraining.networks import find_objective
 from electra.shards.store import Shards
 from electra.tokenizing.tokenizer import Tokenizer

@@ -23,7 +23,7 @@ from electra.checkpoints.manifest import amend_session, begin_session
 from electra.checkpoints.metrics import MetricsLog, Tracker, read_metrics
 from electra.files import make_folder, read_object, write_json
 from electra.method.flops import count_run, count_stages
-from electra.pretraining.evaluation import DomainLosses, Domains, evaluate, heldout_rows, view_rows
+from electra.pretraining.evaluation import Domains, evaluate, heldout_rows, view_rows
 from electra.pretraining.guard import ACCEPTED, NOT_FINITE, REASONS
 from electra.pretraining.step import Outcome, Step
 from electra.shards.examples import Examples
@@ -354,7 +354,11 @@ class Journal:
         self.heldout = heldout_rows(shards, self.config)
         heldout = {name: heldout_rows(each, self.config) for name, each in domains.items()}
         by_domain = {name: rows for name, rows in heldout.items() if rows is not None}
-        self.domains = DomainLosses(run, by_domain, step, first_step)
+        self.domains: Any = None
+        if by_domain:
+            from electra.pretraining.domains import DomainLosses
+
+            self.domains = DomainLosses(run, by_domain, step, first_step)
         self.alarms = Alarms(self.config)
         name, settings = self.config.train.tracker, to_dict(self.config)
         tracker = None if name == "none" else Tracker(name, run, settings)
@@ -467,9 +471,9 @@ class Journal:
             "tokens": tokens,
             "flops": self._count_flops(done),
             **evaluate(self.model, self.heldout, self.step.micro_rows),
-            **self.domains.measure(done),
+            **(self.domains.measure(done) if self.domains else {}),
         }
-        if self.domains.heldout:
+        if self.domains:
             self.before = record | self.before
         self._write(record, self.alarms.read_heldout)
 

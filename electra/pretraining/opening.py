@@ -21,21 +21,10 @@ from electra.checkpoints.saved import SavedModel
 from electra.errors import UserError, command, require
 from electra.files import LOCK, hold, new_folder, sync, write_json
 from electra.method.objective import Objective
-from electra.pretraining.acceleration import prepare_step
-from electra.pretraining.continuation import read_run, write_branch
 from electra.pretraining.evaluation import Domains, open_domains
-from electra.pretraining.init_from import (
-    describe_start,
-    describe_weights,
-    fit_to_start,
-    load_network,
-    load_start,
-    require_vocabulary,
-    tell_parts,
-)
 from electra.pretraining.journal import Show
+from electra.pretraining.memory import require_memory
 from electra.pretraining.networks import needs_frequencies
-from electra.pretraining.plan import require_memory
 from electra.pretraining.start import (
     build_model,
     count_tokens,
@@ -44,7 +33,7 @@ from electra.pretraining.start import (
     read_frozen,
     require_equal_shares,
 )
-from electra.pretraining.step import Step
+from electra.pretraining.step import Step, prepare_step
 from electra.processes import find_place
 from electra.shards.examples import Examples
 from electra.shards.store import Shards, fetch_shards, open_shards
@@ -87,6 +76,8 @@ def open_run(
         )
         start = read_pretrained(Path(train.init_from)) if train.init_from else None
         if start:
+            from electra.pretraining.init_from import fit_to_start, require_vocabulary
+
             config = fit_to_start(config, start, {"model.causal"})
             require_vocabulary(start, shards)
         require_schedule(config)
@@ -116,6 +107,8 @@ def reopen_run(
     machine = _prepare(train)
     with joined(machine):
         if cooldown and machine.rank == 0:  # which alone reads and writes run folders
+            from electra.pretraining.continuation import write_branch
+
             write_branch(run_of(cooldown[0]), cooldown[0], run, cooldown[1])
         with _continue(run, show, shards_folder, None, machine) as opened:
             yield opened
@@ -130,6 +123,8 @@ def _continue(
     machine: Machine,
 ) -> Iterator[Opened]:
     """Yield a run that was begun, with a command's settings if given."""
+    from electra.pretraining.continuation import read_run
+
     with _writing(run), _hold(run, machine):
         found = read_run(run, given, machine.name) if machine.rank == 0 else None
         config, changed, source, ranking, begun_from = from_rank_0(found)
@@ -250,6 +245,8 @@ def _keep_tokenizer(run: Path, shards: Shards) -> None:
 
 def _require_begun(run: Path, config: PretrainConfig) -> None:
     """Refuse other weights than a run began with, which no checkpoint holds yet."""
+    from electra.pretraining.init_from import describe_weights
+
     manifest = read_manifest(run)
     start = manifest.get("init_from") or {}
     known = {"train.init_from": start, "generator.start_folder": start.get("generator")}
@@ -316,10 +313,14 @@ def _build(
     model = build_model(config, shards.tokenizer, machine, frequencies_V, embeddings_VE)
     if is_new:
         if start and frequencies_V is not None:
+            from electra.pretraining.init_from import load_start, tell_parts
+
             load_start(model, config, start, frequencies_V)
             if machine.rank == 0:
                 show({"part": "start", "step": 0, "text": tell_parts(model, config, start)})
         if config.generator.kind == "frozen":
+            from electra.pretraining.init_from import load_network
+
             load_network(model.networks["generator"], read_frozen(config, shards))
         for parameter in model.parameters():
             spread(None, parameter)
@@ -334,10 +335,14 @@ def _create(
     source = {"folder": str(shards.folder), "sha256": shards.digest}
     manifest = {"shards": source, "seed": config.train.seed, "sessions": []}
     if start:
+        from electra.pretraining.init_from import describe_start
+
         old = domains.get("old")
         manifest["init_from"] = describe_start(step.model, config, start)
         manifest["also_evaluate"] = old and {"folder": str(old.folder), "sha256": old.digest}
     if config.generator.kind == "frozen":
+        from electra.pretraining.init_from import describe_weights
+
         manifest["generator"] = describe_weights(config.generator.frozen_run)
     with new_folder(run) as folder:
         shards.tokenizer.save(folder / "tokenizer")

@@ -25,10 +25,10 @@ from electra.checkpoints.saved import SavedNetwork
 from electra.errors import require
 from electra.method.masking import Vocabulary
 from electra.method.objective import Objective
-from electra.model.encoder import Encoder, choose_layers
+from electra.model.encoder import Encoder
+from electra.model.forms import choose_layers
 from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
 from electra.model.parts import EmbeddingBlock
-from electra.pretraining.init_from import fit_to_frozen, read_masked_lm
 from electra.pretraining.networks import build_objective
 from electra.shards.store import Shards
 from electra.tokenizing.tokenizer import Tokenizer
@@ -65,6 +65,8 @@ def fit_to_shards(config: PretrainConfig, shards: Shards) -> PretrainConfig:
     config = dataclasses.replace(config, model=model)
     if config.generator.kind != "frozen":
         return config
+    from electra.pretraining.init_from import fit_to_frozen
+
     return fit_to_frozen(config, read_frozen(config, shards))
 
 
@@ -88,6 +90,8 @@ def require_equal_shares(config: PretrainConfig, machine: Machine) -> None:
 def read_frozen(config: PretrainConfig, shards: Shards) -> SavedNetwork:
     """Return the masked language model of the run `generator.frozen_run`."""
     setting, of = "generator.frozen_run", (shards.tokenizer, shards.folder)
+    from electra.pretraining.init_from import read_masked_lm
+
     return read_masked_lm(config.generator.frozen_run, *of, setting)
 
 

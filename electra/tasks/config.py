@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from electra.errors import require_choice
-from electra.model.config import FeaturesConfig
+from electra.model.features_config import FeaturesConfig
 from electra.settings import AtLeast, Needs, Settings, Within
 
 OWN_METRICS = {

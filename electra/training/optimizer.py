@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from electra.model.parts import TokenTable
 from electra.training.config import OptimizerConfig
-from electra.training.muon import Muon
 
 Mode = Literal["paper", "reference"]
 
@@ -76,7 +75,11 @@ def build_optimizer(
             group["lr"] = torch.tensor(config.learning_rate, device=group["params"][0].device)
     betas = config.adam_beta1, config.adam_beta2
     settings: dict[str, Any] = dict(lr=config.learning_rate, betas=betas, eps=config.adam_epsilon)
-    kind = Muon if config.matrices == "muon" else torch.optim.AdamW
+    kind: Any = torch.optim.AdamW
+    if config.matrices == "muon":
+        from electra.training.muon import Muon
+
+        kind = Muon
     kind = ReferenceAdamW if mode == "reference" else kind
     return kind(with_settings, **settings, fused=True, capturable=captured)
 
