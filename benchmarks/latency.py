@@ -43,7 +43,7 @@ from electra.model.task_heads import ClassifierHead
 from electra.presets import PRESETS
 from electra.reports.rendering import Table, to_markdown
 from electra.tasks.family import name_outputs
-from electra.text.tables import read_texts
+from electra.text.table_files import read_texts
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine
 

@@ -44,7 +44,7 @@ from electra.model.initialisation import init_weights
 from electra.presets import PRESETS
 from electra.reports.rendering import Table, to_markdown
 from electra.service.config import ServeConfig
-from electra.text.tables import read_sentences
+from electra.text.table_files import read_sentences
 from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine

@@ -17,7 +17,6 @@ import stat
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
 
@@ -256,35 +255,6 @@ def _to_float(number: str) -> float:
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """Half of a pair, as JSON writes it."""
 JSON = json.JSONDecoder(object_pairs_hook=_to_dict, parse_float=_to_float, parse_constant=_to_float)
-
-
-def read_fields(content: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield number and value of each field of a protocol buffer: an integer, or the value's bytes.
-
-    What is cut off or no protocol buffer is a ValueError, IndexError or OverflowError.
-    """
-    stream = BytesIO(content)
-    while stream.tell() < len(content):
-        number, kind = divmod(read_varint(stream), 8)
-        if kind == 0:
-            yield number, read_varint(stream)
-            continue
-        require(kind in (1, 2, 5), "an unknown wire type")
-        size = {1: 8, 5: 4}.get(kind) or read_varint(stream)  # fixed, or in front of the value
-        value = stream.read(size)
-        require(len(value) == size, "a value ends outside its message")
-        yield number, value
-
-
-def read_varint(stream: BytesIO) -> int:
-    """Return a number of seven bits a byte."""
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = stream.read(1)[0]
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value
-    raise UserError("a number is too long")
 
 
 def named(folder: Path) -> Path:

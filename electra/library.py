@@ -45,7 +45,7 @@ from electra.reports.runs import find_finetunings, finetuning_table, read_finetu
 from electra.reports.tokens import Word
 from electra.shards.config import PrepareConfig
 from electra.shards.prepare import prepare as prepare_shards
-from electra.text.tables import read_texts
+from electra.text.table_files import read_texts
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Precision
 

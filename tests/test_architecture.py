@@ -71,16 +71,6 @@ def test_imports_point_one_way():
             assert is_inside or LEVEL[target] < LEVEL[room], f"{path}: {room} imports {target}"
 
 
-def reach_of(path):
-    """The files of ours that a file imports, and those that they import; and itself."""
-    found, rest = set(), [path]
-    while rest:
-        if (path := rest.pop()) not in found:
-            found.add(path)
-            rest += files_of(path)
-    return found
-
-
 def test_no_circles_inside_a_room():
     """A file whose imports all are sorted is sorted; what is never sorted stands in a circle."""
     rest = {path: {*files_of(path)} - {path} for path in SOURCES}
@@ -96,7 +86,29 @@ def test_the_method_knows_nothing_of_files_devices_or_loops():
             assert rooms_of(path) <= below | {room}, path
     paper = ROOT / "method" / "replaced_token_detection.py"
     assert len(paper.read_text().splitlines()) <= 200
-    assert len(reach_of(paper)) <= 16  # a file for each body among them
+
+
+REACH = """
+import sys, {module}
+ours = {{m.__file__ for n, m in sys.modules.items() if n.split(".")[0] == "electra"}}
+print(sum(len(open(path).read().splitlines()) for path in ours))
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "limit"),
+    [
+        ("electra.method.replaced_token_detection", 2_500),
+        ("electra.pretraining.loop", 10_500),
+        ("electra.shards.prepare", 6_000),
+    ],
+)
+def test_a_reader_reaches_few_lines(module, limit):
+    """What importing a module executes is what its reader may have to read, in lines."""
+    code = [sys.executable, "-c", REACH.format(module=module)]
+    found = int(subprocess.run(code, capture_output=True, text=True, check=True).stdout)
+    print(f"{module}: {found:,} of {limit:,} lines")
+    assert found <= limit
 
 
 CORE_ONLY = """

@@ -30,7 +30,7 @@ from electra.method.masking import Vocabulary
 from electra.model.batch import Batch
 from electra.pretraining.loop import pretrain
 from electra.pretraining.networks import build_objective
-from electra.text.tables import read_sentences
+from electra.text.table_files import read_sentences
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from refusals import refuse
 from electra.inference.ask import load_asked
 from electra.inference.embed import Units, _join, embed, embed_units, write_embeddings
 from electra.inference.network import load_encoder
-from electra.text.tables import read_texts
+from electra.text.table_files import read_texts
 
 TEXTS = ["the queen sold a boat .", "", "unhesitatingly", "a young doctor painted the castle ."]
 

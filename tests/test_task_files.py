@@ -21,7 +21,7 @@ from electra.tasks.config import FinetuneConfig
 from electra.tasks.registry import read_inputs, read_task
 from electra.tasks.squad import SpanQuestion, read_questions
 from electra.tasks.tagging import TaggedSentence
-from electra.text.tables import read_table, read_text_lines
+from electra.text.table_files import read_table, read_text_lines
 
 DATA = Path(__file__).parents[2] / "shared/data"
 

@@ -30,7 +30,7 @@ from electra.text.config import TextConfig
 from electra.text.documents import Reader, close_last
 from electra.text.sources import find_sources, name_first
 from electra.text.streams import detect
-from electra.text.tables import read_table
+from electra.text.table_files import read_table
 from electra.text.urls import locate
 from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer

@@ -35,7 +35,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from electra.errors import UserError, require
-from electra.files import new_folder, read_fields, read_varint, write_json
+from electra.files import new_folder, write_json
+from electra.tokenizing.sentencepiece import read_fields, read_varint
 
 FOOTER = 48
 """Bytes of the footer: two handles, filled up to 40 bytes, and the magic number."""

@@ -183,7 +183,7 @@ def fill(
 
 
 def _read_texts(text: str | None, path: Path | None) -> Sequence[str]:
-    from electra.text.tables import read_sentences
+    from electra.text.table_files import read_sentences
 
     if text == STDIN:
         text, path = None, Path(STDIN)
@@ -235,7 +235,7 @@ def score(
     """
     from electra.checkpoints.folder import read_sizes
     from electra.inference import score as scoring
-    from electra.text.tables import read_sentences
+    from electra.text.table_files import read_sentences
 
     require((text is None) != (pairs is None), "score needs either --text FILE or --pairs FILE")
     found = scoring.read_pairs(pairs) if pairs else None
@@ -304,7 +304,7 @@ def embed(
     from electra.checkpoints.folder import read_sizes
     from electra.inference.embed import FORMATS, write_embeddings
     from electra.inference.network import load_encoder
-    from electra.text.tables import read_texts
+    from electra.text.table_files import read_texts
 
     if unit != "text" and pooling != "mean":
         raise UserError(f"--pooling {pooling} is for --unit text: a {unit} has no [CLS]")

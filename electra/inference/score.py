@@ -39,7 +39,7 @@ from electra.inference.network import PRECISION, LoadedNetwork, load_network
 from electra.model.heads import GeneratorHead
 from electra.model.likelihood import log_likelihood
 from electra.processes import Tell, silent
-from electra.text.tables import read_table
+from electra.text.table_files import read_table
 from electra.training.machine import Machine, Precision, prepare_machine
 
 BREAKS = str.maketrans("\t\r", "  ")

@@ -22,7 +22,7 @@ from electra.interop.sentence_transformers import LayerScore, Similarity
 from electra.processes import Tell, silent
 from electra.tasks.family import find_split
 from electra.tasks.predictions import score
-from electra.text.tables import read_table
+from electra.text.table_files import read_table
 
 COLUMNS = ("sentence1", "sentence2", "score")
 """As in STS-B."""

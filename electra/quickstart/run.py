@@ -61,7 +61,7 @@ from electra.terminal.printing import (
 from electra.text.config import TextConfig
 from electra.text.documents import Reader
 from electra.text.sources import find_sources, name_passed_over
-from electra.text.tables import read_table
+from electra.text.table_files import read_table
 from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.config import PretrainConfig, longest_warmup

@@ -26,7 +26,7 @@ from electra.files import (
     write_json,
     write_text,
 )
-from electra.shards.cleaning import find_near_duplicates, find_repeats, write_dropped
+from electra.shards.cleaning import find_repeats, write_dropped
 from electra.shards.config import PrepareConfig
 from electra.shards.pieces import (
     RECORD,
@@ -215,6 +215,8 @@ def _find_duplicates(
         return np.zeros_like(found), num_repeats
     dropped["duplicate"] = num_repeats
     if config.duplicates == "near":
+        from electra.shards.near_duplicates import find_near_duplicates
+
         is_near = find_near_duplicates([place / "signatures" for place in places])
         found[is_near & (found == 0)] = 2
         dropped["near duplicate"] = int(np.count_nonzero(found == 2))

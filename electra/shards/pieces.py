@@ -34,8 +34,8 @@ import numpy as np
 
 from electra.errors import UserError
 from electra.files import make_folder, put, read_object, sha256_file, write_json
-from electra.processes import follow_parent, join_ray, usable_cores
-from electra.shards.cleaning import Filters, sign_documents
+from electra.processes import follow_parent, usable_cores
+from electra.shards.cleaning import Filters
 from electra.shards.config import PrepareConfig
 from electra.shards.store import PARTS, Count, Parts, ShardWriter
 from electra.text.characters import group_texts
@@ -57,11 +57,6 @@ MAX_ATTEMPTS = 3
 """Times that a piece is begun whose process is killed."""
 STALE_SECONDS = 60 * 60
 """Time after which an unfinished piece that nobody writes to is that of a killed process."""
-RAY_CPUS = 0.9
-"""Cores that Ray reserves for a piece. A little less than one, so that the program that waits for
-the pieces, or another one, finds room on a full cluster."""
-RAY_PIECES = 16
-"""Most pieces in one call of Ray: ranges of one compressed file are best read in turn."""
 
 
 class Piecewise(TypedDict):
@@ -255,6 +250,8 @@ def _write_piece(piece: Piece, encoder: Encoder, folder: Path) -> Record:
                 writer.write(*select(batch, is_part & is_kept))
             hashes.write(hashes_D[is_kept].astype("<u8").tobytes())
             if config.duplicates == "near":
+                from electra.shards.near_duplicates import sign_documents
+
                 signatures.write(sign_documents(batch)[is_kept].astype("<u4").tobytes())
         parts = dict(zip(PARTS, [writer.finish() for writer in writers], strict=True))
     record = {
@@ -325,7 +322,7 @@ def sum_records(records: Sequence[Record]) -> tuple[dict[str, Any], dict[str, in
 # Engines
 
 
-def _group(pieces: Iterable[Piece], most: float) -> Iterator[list[Piece]]:
+def group_pieces(pieces: Iterable[Piece], most: float) -> Iterator[list[Piece]]:
     """Yield single pieces, and ranges of one compressed file together."""
     group: list[Piece] = []
     for piece in pieces:
@@ -385,7 +382,7 @@ def run_here(
                     kills[piece.number] += 1
                     if kills[piece.number] == MAX_ATTEMPTS:
                         cause = f"possibly for lack of memory; try fewer workers than {workers}"
-                        raise _killed(piece, cause) from None
+                        raise explain_killed(piece, cause) from None
                     pools[worker].shutdown()
                     pools[worker] = _start_pool(tokenizer, folder)
                     begin(worker, piece)
@@ -399,7 +396,8 @@ def run_here(
             pool.shutdown(cancel_futures=True)
 
 
-def _killed(piece: Piece, cause: str) -> UserError:
+def explain_killed(piece: Piece, cause: str) -> UserError:
+    """Return the error of a piece whose process was killed too often."""
     return UserError(
         f"the process of {piece} was killed {MAX_ATTEMPTS} times, {cause}; finished pieces are kept"
     )
@@ -420,7 +418,7 @@ class _Queue:
     """Pieces for workers: a compressed file's go to one, until an idle one takes half of them."""
 
     def __init__(self, pieces: Iterable[Piece]) -> None:
-        self.free = deque(map(deque, _group(pieces, float("inf"))))
+        self.free = deque(map(deque, group_pieces(pieces, float("inf"))))
         self.taken: dict[int, deque[Piece]] = {}
 
     def take(self, worker: int) -> Piece | None:
@@ -448,57 +446,4 @@ def _prepare_in_worker(piece: Piece) -> Record:
     return prepare_piece(piece, *_worker)
 
 
-def run_on_ray(
-    pieces: Sequence[Piece],
-    tokenizer: Tokenizer,
-    folder: Path,
-    workers: int,
-    tell: Callable[[Piece, Record], None],
-) -> None:
-    """Prepare the pieces on a Ray cluster (`join_ray`).
-
-    All machines must see the text and the folder under the same names. With `workers` 0, there are
-    as many processes as the cluster has room for.
-    """
-    with join_ray() as ray:
-        call = ray.remote(num_cpus=RAY_CPUS, max_retries=MAX_ATTEMPTS - 1)(_prepare_on_ray)
-        shared = ray.put(tokenizer)
-        groups = deque(_group(pieces, RAY_PIECES))
-        room = workers or max(1, int(ray.cluster_resources().get("CPU", 1) / RAY_CPUS))
-        pending: dict[Any, list[Piece]] = {}
-        while groups or pending:
-            # A few more than there is room for, so that no process waits for the next one.
-            while groups and len(pending) < (workers or 2 * room):
-                group = groups.popleft()
-                places = str(folder.absolute()), str(Path.cwd())
-                pending[call.remote(group, shared, *places)] = group
-            done, _ = ray.wait(list(pending), num_returns=1, timeout=10)
-            for reference in done:
-                group = pending.pop(reference)
-                for piece, record in zip(group, _get(ray, reference, group[0]), strict=True):
-                    tell(piece, record)
-
-
-def _get(ray: Any, reference: Any, first: Piece) -> list[Record]:
-    """Return what a call on Ray returned; its error becomes ours."""
-    try:
-        return ray.get(reference)
-    except ray.exceptions.RayTaskError as error:
-        cause = error.cause
-        raise (cause if isinstance(cause, UserError | OSError) else error) from None
-    except ray.exceptions.RayError as error:
-        raise _killed(first, str(error).splitlines()[0]) from None
-
-
-_encoders: dict[str, Encoder] = {}
-
-
-def _prepare_on_ray(
-    group: list[Piece], tokenizer: Tokenizer, folder: str, caller: str
-) -> list[Record]:
-    with suppress(OSError):  # all names may be absolute
-        os.chdir(caller)
-    encoder = _encoders.get(tokenizer.digest)
-    if encoder is None:
-        encoder = _encoders[tokenizer.digest] = make_encoder(tokenizer)
-    return [prepare_piece(piece, encoder, Path(folder)) for piece in group]
+ENCODERS: dict[str, Encoder] = {}

@@ -50,7 +50,6 @@ from electra.shards.pieces import (
     list_pieces,
     read_piece,
     run_here,
-    run_on_ray,
 )
 from electra.shards.store import MAX_SHARD_TOKENS, Manifest
 from electra.text.sources import Sources, find_sources, look
@@ -340,8 +339,11 @@ def _run(
         if progress:
             progress(done, total, num_tokens)
 
-    run = run_on_ray if engine == "ray" else run_here
-    run(pieces, tokenizer, folder / PIECES, config.workers, tell)
+    if engine != "ray":
+        return run_here(pieces, tokenizer, folder / PIECES, config.workers, tell)
+    from electra.shards.cluster import run_on_ray
+
+    run_on_ray(pieces, tokenizer, folder / PIECES, config.workers, tell)
 
 
 def _complete(folder: Path, out: Path) -> dict[str, Any]:

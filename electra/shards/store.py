@@ -33,7 +33,6 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
-from electra.assignments import parse_toml
 from electra.errors import UserError, require
 from electra.files import parse_object, read_object, sha256_file, write_json
 from electra.settings import AtLeast
@@ -387,6 +386,8 @@ def _open_mixture(path: Path, *, verify: bool | Literal["anew"]) -> Shards:
 
 def _read_tables(path: Path) -> list[dict[str, Any]]:
     """Return the tables of a mixture after checking what they hold."""
+    from electra.assignments import parse_toml
+
     tables: Any = parse_toml(path).get("corpus")
     is_list = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
     if not (is_list and tables):

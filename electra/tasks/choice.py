@@ -28,7 +28,8 @@ from electra.tasks.family import (
     find_splits,
 )
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_rows
-from electra.text.tables import TABLE_FORMATS, TableFile, read_table
+from electra.text.table_files import TableFile, read_table
+from electra.text.tables import TABLE_FORMATS
 from electra.tokenizing.tokenizer import Tokenizer
 
 

@@ -39,7 +39,8 @@ from electra.tasks.predictions import (
     write_predictions,
 )
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_rows
-from electra.text.tables import TABLE_FORMATS, TableFile, read_table, read_texts, require_format
+from electra.text.table_files import TableFile, read_table, read_texts
+from electra.text.tables import TABLE_FORMATS, require_format
 from electra.tokenizing.tokenizer import Tokenizer
 
 IDENTITY = {"activation_fn": "torch.nn.modules.linear.Identity", "version": "5.0.0"}

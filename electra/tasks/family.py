@@ -19,7 +19,8 @@ from electra.model.heads import Kind
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.rows import Outputs, Rows, TaskBatch
 from electra.text.streams import BLOCK_BYTES, STDIN, name_other
-from electra.text.tables import TableFile, format_of, stem_of
+from electra.text.table_files import TableFile
+from electra.text.tables import format_of, stem_of
 from electra.tokenizing.tokenizer import Tokenizer
 
 KINDS = {str: "text", int: "a whole number", bool: "true or false", list: "a list"}

@@ -10,7 +10,8 @@ from typing import Any
 from electra.errors import UserError
 from electra.tasks.classification import Classification, read_examples
 from electra.tasks.family import Task, find_split, find_splits
-from electra.text.tables import TABLE_FORMATS, TableFile, read_table
+from electra.text.table_files import TableFile, read_table
+from electra.text.tables import TABLE_FORMATS
 
 
 @dataclass(frozen=True)

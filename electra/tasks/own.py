@@ -12,7 +12,8 @@ from electra.tasks.choice import read_choice_task
 from electra.tasks.classification import Classification, Example, order_labels, read_examples
 from electra.tasks.config import OWN_METRICS, OwnTaskConfig
 from electra.tasks.family import Task, find_splits
-from electra.text.tables import SEPARATED_FORMATS, TABLE_FORMATS, TableFile, format_of, read_table
+from electra.text.table_files import TableFile, read_table
+from electra.text.tables import SEPARATED_FORMATS, TABLE_FORMATS, format_of
 
 TEXT_COLUMNS = ("text", "sentence", "text_a", "sentence1")
 TEXT_B_COLUMNS = ("text_b", "sentence2", "text_pair")

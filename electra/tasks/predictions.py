@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from electra.errors import UserError, require
-from electra.text.tables import read_table
+from electra.text.table_files import read_table
 
 PROB = "prob_"
 """Prefix of the columns of probabilities."""

@@ -35,7 +35,8 @@ from electra.tasks.family import (
 )
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, own_words, pad_rows
 from electra.tasks.squad_score import score_v1, score_v2
-from electra.text.tables import TABLE_FORMATS, format_of, read_content, read_table, require_format
+from electra.text.table_files import read_content, read_table
+from electra.text.tables import TABLE_FORMATS, format_of, require_format
 from electra.tokenizing.tokenizer import Tokenizer
 
 SQUAD_2 = "squad-2.0"

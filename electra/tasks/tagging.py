@@ -42,14 +42,8 @@ from electra.tasks.family import (
     name_outputs,
 )
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_words, own_words, pad_rows
-from electra.text.tables import (
-    TableFile,
-    format_of,
-    read_table,
-    read_text_lines,
-    read_texts,
-    require_format,
-)
+from electra.text.table_files import TableFile, read_table, read_text_lines, read_texts
+from electra.text.tables import format_of, require_format
 from electra.tokenizing.tokenizer import Tokenizer
 
 LISTS = (".jsonl", ".parquet")

@@ -6,11 +6,11 @@ nothing else here does.
 
 import base64
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from io import BytesIO
 from typing import Any, NamedTuple
 
 from electra.errors import UserError, require
-from electra.files import read_fields
 from electra.tokenizing.formats import METASPACE, OUTER_SPACES, special_token
 
 UNIGRAM, BPE = 1, 2
@@ -151,3 +151,32 @@ def _build_bpe(pieces: Sequence[Piece], unk_id: int, has_bytes: bool) -> dict[st
         "vocab": ids,
         "merges": [[pieces[left].text, pieces[right].text] for _, left, right in sorted(merges)],
     }
+
+
+def read_fields(content: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield number and value of each field of a protocol buffer: an integer, or the value's bytes.
+
+    What is cut off or no protocol buffer is a ValueError, IndexError or OverflowError.
+    """
+    stream = BytesIO(content)
+    while stream.tell() < len(content):
+        number, kind = divmod(read_varint(stream), 8)
+        if kind == 0:
+            yield number, read_varint(stream)
+            continue
+        require(kind in (1, 2, 5), "an unknown wire type")
+        size = {1: 8, 5: 4}.get(kind) or read_varint(stream)  # fixed, or in front of the value
+        value = stream.read(size)
+        require(len(value) == size, "a value ends outside its message")
+        yield number, value
+
+
+def read_varint(stream: BytesIO) -> int:
+    """Return a number of seven bits a byte."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = stream.read(1)[0]
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value
+    raise UserError("a number is too long")
