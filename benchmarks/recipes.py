@@ -66,8 +66,7 @@ from electra.pretraining.evaluation import heldout_rows, split_heldout
 from electra.pretraining.loop import pretrain, resume
 from electra.pretraining.memory import make_rows
 from electra.pretraining.networks import sketch_objective
-from electra.pretraining.start import build_model, fit_to_shards
-from electra.pretraining.step import prepare_step
+from electra.pretraining.start import build_model, fit_to_shards, prepare_step
 from electra.quickstart.config import QUICKSTART
 from electra.quickstart.questions import punctuation_question, write_passages
 from electra.reports.rendering import Table, to_markdown

@@ -52,8 +52,7 @@ from electra.presets import PRESETS
 from electra.pretraining.acceleration import WARM_UP_STEPS
 from electra.pretraining.memory import make_rows
 from electra.pretraining.networks import sketch_objective
-from electra.pretraining.start import build_model
-from electra.pretraining.step import prepare_step
+from electra.pretraining.start import build_model, prepare_step
 from electra.reports.rendering import Table, to_markdown
 from electra.tokenizing.tokenizer import Tokenizer, make_tokenizer
 from electra.training.config import PretrainConfig

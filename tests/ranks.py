@@ -17,7 +17,7 @@ from test_step import OBJECTIVES, make_config, make_model, padded
 
 from electra.assignments import override
 from electra.pretraining.memory import make_rows
-from electra.pretraining.step import prepare_step
+from electra.pretraining.start import prepare_step
 from electra.training.distributed import joined, sum_over_ranks
 from electra.training.machine import Machine, prepare_machine
 

@@ -11,8 +11,7 @@ import pytest
 import electra
 from electra.cli.entry import VERBS
 from electra.model.batch import Batch
-from electra.pretraining.start import build_model, count_tokens, fit_to_shards
-from electra.pretraining.step import prepare_step
+from electra.pretraining.start import build_model, count_tokens, fit_to_shards, prepare_step
 from electra.shards.examples import Examples
 from electra.shards.store import open_shards
 from electra.training.machine import Machine
@@ -107,7 +106,7 @@ def test_a_reader_reaches_few_lines(module, limit):
     """What importing a module executes is what its reader may have to read, in lines."""
     code = [sys.executable, "-c", REACH.format(module=module)]
     found = int(subprocess.run(code, capture_output=True, text=True, check=True).stdout)
-    print(f"{module}: {found:,} of {limit:,} lines")
+    sys.stdout.write(f"{module}: {found:,} of {limit:,} lines\n")
     assert found <= limit
 
 

@@ -13,8 +13,7 @@ import pytest
 from electra.assignments import override
 from electra.presets import PRESETS
 from electra.pretraining.loop import find_learning_rate
-from electra.pretraining.start import build_model, count_tokens, fit_to_shards
-from electra.pretraining.step import prepare_step
+from electra.pretraining.start import build_model, count_tokens, fit_to_shards, prepare_step
 from electra.shards.examples import Examples
 from electra.shards.store import open_shards
 from electra.training.machine import Machine

@@ -38,8 +38,7 @@ from electra.pretraining.memory import make_rows, measure_activations
 from electra.pretraining.networks import sketch_objective
 from electra.pretraining.plan import time_run
 from electra.pretraining.resolution import resolve
-from electra.pretraining.start import build_model, count_tokens
-from electra.pretraining.step import prepare_step
+from electra.pretraining.start import build_model, count_tokens, prepare_step
 from electra.processes import Interrupted
 from electra.reports.curves import find_panels
 from electra.reports.glossary import describe_heldout

@@ -30,10 +30,11 @@ from electra.pretraining.start import (
     count_tokens,
     embed_tokens,
     fit_to_shards,
+    prepare_step,
     read_frozen,
     require_equal_shares,
 )
-from electra.pretraining.step import Step, prepare_step
+from electra.pretraining.step import Step
 from electra.processes import find_place
 from electra.shards.examples import Examples
 from electra.shards.store import Shards, fetch_shards, open_shards

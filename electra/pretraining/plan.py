@@ -17,8 +17,7 @@ from electra.presets import PRESETS
 from electra.pretraining.acceleration import WARM_UP_STEPS
 from electra.pretraining.memory import count_bytes, count_parameters, make_rows, measure_activations
 from electra.pretraining.networks import sketch_objective
-from electra.pretraining.start import build_model
-from electra.pretraining.step import prepare_step
+from electra.pretraining.start import build_model, prepare_step
 from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.config import PretrainConfig
 from electra.training.machine import Machine, prepare_machine

@@ -25,14 +25,16 @@ from electra.checkpoints.saved import SavedNetwork
 from electra.errors import require
 from electra.method.masking import Vocabulary
 from electra.method.objective import Objective
-from electra.model.encoder import Encoder
+from electra.model.encoder import Encoder, find_layers
 from electra.model.forms import choose_layers
 from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
 from electra.model.parts import EmbeddingBlock
 from electra.pretraining.networks import build_objective
+from electra.pretraining.step import Ranking, Step
 from electra.shards.store import Shards
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.config import PretrainConfig
+from electra.training.distributed import count_parts, shard
 from electra.training.machine import Machine
 from electra.training.optimizer import step_seed
 
@@ -155,9 +157,9 @@ def build_model(
 def count_tokens(shards: Shards) -> Tensor:
     """Return the number of occurrences of each token (V) in the train part, plus 1."""
     counts = np.ones(shards.tokenizer.vocab_size)
-    for shard in shards.train:
-        for start in range(0, len(shard.tokens), COUNTED_TOKENS):
-            part = shard.tokens[start : start + COUNTED_TOKENS]
+    for corpus in shards.train:
+        for start in range(0, len(corpus.tokens), COUNTED_TOKENS):
+            part = corpus.tokens[start : start + COUNTED_TOKENS]
             counts += np.bincount(part, minlength=len(counts))
     return torch.from_numpy(counts)
 
@@ -190,8 +192,8 @@ def _count_pairs(shards: Shards) -> Tensor:
     """Return the symmetric counts (V, V), sparse, of tokens within WINDOW of each other."""
     vocab_size = shards.tokenizer.vocab_size
     keys = []  # of a pair and its distance: one sort brings equal pairs together
-    for shard in shards.train:
-        tokens = shard.tokens[: MAX_TOKENS // len(shards.train)].astype(np.int64)
+    for corpus in shards.train:
+        tokens = corpus.tokens[: MAX_TOKENS // len(shards.train)].astype(np.int64)
         for distance in range(1, WINDOW + 1):
             before, after = tokens[:-distance], tokens[distance:]
             for first, second in ((before, after), (after, before)):
@@ -222,3 +224,21 @@ def _sparse(places: Tensor, values: Tensor, size: int) -> Tensor:
     return torch.sparse_coo_tensor(
         places, values, (size, size), check_invariants=False, is_coalesced=True
     )
+
+
+def prepare_step(
+    model: Objective, config: PretrainConfig, machine: Machine, attention: Ranking | None = None
+) -> Step:
+    """Return the fastest form of the step for the machine; arguments as for `AcceleratedStep`.
+
+    With train.sharding, several processes divide the model among them, in place.
+    """
+    num_parts = count_parts(config.train.sharding, machine)
+    if num_parts > 1:
+        shard(model, find_layers(model), machine, num_parts)
+        return Step(model, config, machine)
+    if machine.device.type != "cuda" and config.train.compile != "yes":
+        return Step(model, config, machine)
+    from electra.pretraining.acceleration import AcceleratedStep
+
+    return AcceleratedStep(model, config, machine, attention)

@@ -19,10 +19,9 @@ from electra.method.masking import Counts, Draw
 from electra.method.measures import Measures
 from electra.method.objective import Objective, Output
 from electra.model.batch import Batch
-from electra.model.encoder import find_layers
 from electra.pretraining.guard import ACCEPTED, Guard
 from electra.training.config import PretrainConfig
-from electra.training.distributed import count_parts, is_sharded, shard, sum_over_ranks, whole
+from electra.training.distributed import is_sharded, sum_over_ranks, whole
 from electra.training.machine import Machine
 from electra.training.optimizer import build_optimizer, set_learning_rate, step_seed, update_unless
 
@@ -198,21 +197,3 @@ class Step:
         num_micro_batches = self.config.train.accumulation * self.machine.num_ranks
         number = self.number * num_micro_batches + micro_batch
         self.machine.seed_dropout(step_seed(self.config.train.seed, stream, number))
-
-
-def prepare_step(
-    model: Objective, config: PretrainConfig, machine: Machine, attention: Ranking | None = None
-) -> Step:
-    """Return the fastest form of the step for the machine; arguments as for `AcceleratedStep`.
-
-    With train.sharding, several processes divide the model among them, in place.
-    """
-    num_parts = count_parts(config.train.sharding, machine)
-    if num_parts > 1:
-        shard(model, find_layers(model), machine, num_parts)
-        return Step(model, config, machine)
-    if machine.device.type != "cuda" and config.train.compile != "yes":
-        return Step(model, config, machine)
-    from electra.pretraining.acceleration import AcceleratedStep
-
-    return AcceleratedStep(model, config, machine, attention)
