@@ -2,16 +2,19 @@
 
 python -m benchmarks.speedrun pretrain SUITE SHARDS --runs RUNS
 python -m benchmarks.speedrun corrupt RUN SHARDS --out FILE.npz
-python -m benchmarks.speedrun judge RUN [RUN ...] --out RESULTS
+python -m benchmarks.speedrun judge RUN [RUN ...]
+    python -m benchmarks.speedrun list
 """
 
 import argparse
 from pathlib import Path
 
 from benchmarks.speedrun.corruption import corrupt
+from benchmarks.speedrun.records import write_list
 from benchmarks.speedrun.trials import judge_runs, pretrain_rows
 from electra.errors import UserError
 
+RESULTS = Path("results", "speedrun")
 STORED = Path(__file__).with_name("corruption.npz")
 
 
@@ -39,8 +42,13 @@ def main() -> None:
     step.add_argument("runs", type=Path, nargs="+", help="folders TRIAL-1-seed-N")
     step.add_argument("--stored", type=Path, default=STORED)
     step.add_argument("--last", nargs="*", type=int, default=[1], help="checkpoints of an average")
-    step.add_argument("--out", type=Path, required=True)
+    step.add_argument("--out", type=Path, default=RESULTS / "trials")
     step.set_defaults(carry_out=judge_runs)
+
+    step = steps.add_parser("list", help="write the list of claims and trials")
+    step.add_argument("--claims", type=Path, default=Path("benchmarks", "claims"))
+    step.add_argument("--results", type=Path, default=RESULTS)
+    step.set_defaults(carry_out=write_list)
 
     options = vars(parser.parse_args())
     del options["step"]

@@ -40,21 +40,21 @@ class Corruption(NamedTuple):
     """Digest of the tokenizer."""
 
 
-def corrupt(run: Path, shards_folder: Path, num_rows: int, path: Path) -> None:
+def corrupt(run: Path, shards: Path, num_rows: int, out: Path) -> None:
     """Let the generator of a run replace tokens of held-out rows, and write the rows.
 
     `ids` are the rows' original ids, padded with zeros to one length, `replacements` the ids that
     stand in their places, or 0 where the original does.
     """
-    shards, machine = open_shards(shards_folder), Machine()
+    source, machine = open_shards(shards), Machine()
     config = override(read_run_config(run), [f"train.evaluate_rows={num_rows}"])
-    saved, model = read_pretrained(run), build_model(config, shards.tokenizer, machine)
+    saved, model = read_pretrained(run), build_model(config, source.tokenizer, machine)
     assert isinstance(model, ReplacedTokenDetection)
     assert saved.generator is not None
     load_weights(model.networks["generator"], saved.generator)
     model.eval()
     size, found = config.examples.sequence_length, []
-    for number, batch in enumerate(heldout_batches(shards, config)):
+    for number, batch in enumerate(heldout_batches(source, config)):
         for rows, draw, counts in split_heldout(model, batch, number, config.train.batch_size):
             with torch.no_grad():
                 prediction, _ = predict_masked(model.generator, model.masking, rows, draw, counts)
@@ -64,8 +64,8 @@ def corrupt(run: Path, shards_folder: Path, num_rows: int, path: Path) -> None:
             both = torch.stack([ids_BL, replacements_BL])
             found.append(F.pad(both, (0, size - both.shape[2])).numpy())
     ids, replacements = np.concatenate(found, axis=1).astype(np.uint16)
-    with new_file(path) as incomplete, incomplete.open("wb") as file:
-        digest = np.array(shards.tokenizer.digest)
+    with new_file(out) as incomplete, incomplete.open("wb") as file:
+        digest = np.array(source.tokenizer.digest)
         np.savez_compressed(file, ids=ids, replacements=replacements, tokenizer=digest)
 
 
@@ -92,9 +92,11 @@ def judge(model: SavedModel, corruption: Corruption) -> dict[str, float]:
     )
 
     def answer(rows: Sequence[Sequence[int]]) -> list[Tensor]:
-        return [
-            logits[: len(row) + 2] for logits, row in zip(network.judge(rows), rows, strict=True)
-        ]
+        ids_BL, real_BL = network.pad(rows)
+        is_end_BL = ids_BL == network.tokenizer.sep_id
+        types_BL = (is_end_BL.cumsum(dim=1) > is_end_BL) * real_BL  # 1 behind the first [SEP]
+        logits_BL = network.head(network.encoder(ids_BL, real_BL, types_BL.long()))
+        return [logits_L[is_real_L] for logits_L, is_real_L in zip(logits_BL, real_BL, strict=True)]
 
     with torch.inference_mode():
         inside = [row[1:-1].tolist() for row in corruption.corrupt]

@@ -10,8 +10,9 @@ from typing import Any
 from scipy.stats import t as student
 
 from benchmarks.speedrun.corruption import average, judge, read_corruption
+from electra.checkpoints.manifest import read_manifest
 from electra.errors import require, require_choice
-from electra.files import read_object, sha256_file, write_json, write_text
+from electra.files import read_object, sha256_file, write_json
 from electra.finetuning.loop import ignore
 from electra.pretraining.loop import pretrain
 from electra.reports.rendering import Table, to_markdown
@@ -19,7 +20,7 @@ from electra.reproduce.plan import open_plan
 from electra.reproduce.records import CONFIDENCE
 from electra.reproduce.suite import read_suite
 
-KEPT = "config.json", "manifest.json", "metrics.jsonl"
+KEPT = "config.json", "metrics.jsonl"
 """Files of a run that the results keep."""
 MEASURES = {"auc": "AUC", "loss": "loss", "own_auc": "AUC of its own"}
 REFERENCE = "best"
@@ -41,7 +42,7 @@ def pretrain_rows(
 
 
 def judge_runs(runs: Sequence[Path], stored: Path, last: Sequence[int], out: Path) -> None:
-    """Judge the stored corruption with finished runs; write their records, and a table.
+    """Judge the stored corruption with finished runs; write their records, and print a table.
 
     What the results have already is not computed again. A run's trial is its folder's name without
     the seed.
@@ -52,22 +53,31 @@ def judge_runs(runs: Sequence[Path], stored: Path, last: Sequence[int], out: Pat
     require(known["corruption"] == digest, f"{path} is of another corruption than {stored}")
     corruption = read_corruption(stored)
     for run in runs:
-        results = read_object(run / "results.json")
         (out / run.name).mkdir(parents=True, exist_ok=True)
         for name in KEPT:
             shutil.copy(run / name, out / run.name)
         for number in last:
             if (name := f"{run.name}, mean of {number}") not in known["records"]:
-                facts = {"trial": run.name.rpartition("-1-seed-")[0], "average": number}
-                cost = {key: results[key] for key in ("steps", "tokens", "seconds")}
-                own = {"own_auc": results["heldout"]["disc_auc"]}
-                known["records"][name] = (
-                    facts | cost | judge(average(run, number), corruption) | own
-                )
+                found = judge(average(run, number), corruption)
+                known["records"][name] = _describe(run) | {"average": number} | found
         write_json(path, known)
-    page = tabulate(list(known["records"].values()))
-    write_text(out / "heldout.md", page)
-    print(page)
+    print(tabulate(list(known["records"].values())))
+
+
+def _describe(run: Path) -> dict[str, Any]:
+    """Return a run's trial, costs and origin, and the AUC on its own generator's tokens."""
+    results, manifest = read_object(run / "results.json"), read_manifest(run)
+    trial, _, seed = run.name.partition("-1-seed-")
+    session = manifest["sessions"][-1]
+    return {
+        "trial": trial,
+        "seed": int(seed),
+        "date": session["started"][:10],
+        **{key: results[key] for key in ("steps", "tokens", "seconds")},
+        **{key: session[key] for key in ("flops", "commit", "device", "dtype")},
+        "shards": manifest["shards"]["sha256"],
+        "own_auc": results["heldout"]["disc_auc"],
+    }
 
 
 def tabulate(records: Sequence[Mapping[str, Any]]) -> str:
@@ -92,13 +102,13 @@ def tabulate(records: Sequence[Mapping[str, Any]]) -> str:
         means = {key: statistics.fmean(each[key] for each in group) for key in MEASURES}
         rows.append(
             [
-                *(trial, str(number), str(len(group)), f"{group[0]['steps']:,}"),
+                *(group[0]["date"], trial, str(number), str(len(group)), f"{group[0]['steps']:,}"),
                 *(f"{means[key]:.4f}" for key in MEASURES),
                 *(differ(group, measure) if group is not base else "-" for measure in noises),
             ]
         )
     headers = [
-        *("trial", "checkpoints", "seeds", "steps", *MEASURES.values()),
+        *("date", "trial", "checkpoints", "seeds", "steps", *MEASURES.values()),
         *(f"{MEASURES[measure]}, less {REFERENCE}" for measure in noises),
     ]
     told = (
