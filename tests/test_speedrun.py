@@ -74,27 +74,24 @@ def test_trials_are_judged_once_and_the_files_that_explain_them_are_kept(
         judge_runs([tmp_path / "best-1-seed-0"], stored, [1], out)
 
 
-def test_differences_have_the_noise_of_all_trials():
-    """Two seeds each, at +-0.01 of their means: variance 2e-4, two degrees, t = 4.3027."""
+def test_differences_are_paired_by_seed_and_have_the_noise_of_all_trials():
+    """In the mean the trial is 0.05 above best; around it, and around best, the seeds are noisy.
+
+    Residuals of rows and seeds are +-0.005, +-0.005 and so on: of two rows and two seeds their
+    squares sum to 1e-4, with one degree of freedom, for which t is 12.7062.
+    """
+    aucs = {"best": (0.70, 0.72), "narrow": (0.74, 0.78), "one seed": (0.73,)}
     rows = [
-        {
-            "trial": trial,
-            "average": 1,
-            "date": "",
-            "steps": 1,
-            "loss": 0.3,
-            "own_auc": 0.8,
-            "auc": x,
-        }
-        for trial, auc in (("best", 0.70), ("narrow", 0.75))
-        for x in (auc - 0.01, auc + 0.01)
+        {"trial": trial, "average": 1, "seed": seed, "date": "", "steps": 1, "auc": auc}
+        for trial, seeds in aucs.items()
+        for seed, auc in enumerate(seeds)
     ]
-    rows.append({**rows[0], "trial": "one seed", "auc": 0.72})
-    page = tabulate(rows)
-    noise = math.sqrt(2e-4)
-    assert f"AUC {noise:.4f} (2 degrees)" in page
-    assert f"+0.0500 ± {4.302653 * noise:.4f}" in page
-    assert f"+0.0200 ± {4.302653 * noise * math.sqrt(1.5):.4f}" in page
+    mean = {**rows[2], "average": 4, "auc": 0.741}
+    page = tabulate([row | {"loss": 0.3, "own_auc": 0.8} for row in (*rows, mean)])
+    assert f"AUC: sd {math.sqrt(2e-4):.4f} over 2 seeds of best" in page
+    assert f"+0.0500 ± {12.7062 * math.sqrt(2 * 1e-4 / 2):.4f}" in page
+    assert "| one seed | 1 | 1 | 1 | 0.7300 | 0.3000 | 0.8000 | +0.0300 |" in page
+    assert "| narrow | 4 | 1 | 1 | 0.7410 | 0.3000 | 0.8000 | +0.0010 |" in page
 
 
 def make_results(scores, flops=4.5e14):
@@ -135,7 +132,15 @@ def test_claims_are_listed_before_and_after_their_runs(tmp_path):
     for name in ("narrow", "wide"):
         (claims / f"{name}.toml").write_text("\n".join([*lines, "flops = 4.5e14"]))
     (results / "narrow" / "results.json").write_text(json.dumps(make_results(GOOD)))
-    trial = {"trial": "best", "average": 1, "date": "", "steps": 1, "loss": 0.3, "auc": 0.7}
+    trial = {
+        "trial": "best",
+        "average": 1,
+        "seed": 0,
+        "date": "",
+        "steps": 1,
+        "loss": 0.3,
+        "auc": 0.7,
+    }
     trials = {"records": {"best": {**trial, "own_auc": 0.8}}}
     (results / "trials" / "heldout.json").write_text(json.dumps(trials))
     write_list(claims, results)

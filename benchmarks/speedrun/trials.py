@@ -1,13 +1,10 @@
 """Trials of recipes: pre-training without fine-tuning, and losses on the stored corruption."""
 
-import math
 import shutil
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from scipy.stats import t as student
 
 from benchmarks.speedrun.corruption import average, judge, read_corruption
 from electra.checkpoints.manifest import read_manifest
@@ -17,11 +14,13 @@ from electra.finetuning.loop import ignore
 from electra.pretraining.loop import pretrain
 from electra.reports.rendering import Table, to_markdown
 from electra.reproduce.plan import open_plan
-from electra.reproduce.records import CONFIDENCE
+from electra.reproduce.records import estimate_gain
 from electra.reproduce.suite import read_suite
 
 KEPT = "config.json", "metrics.jsonl"
 """Files of a run that the results keep."""
+JUDGED = "auc", "loss"
+"""Measures on the stored corruption."""
 MEASURES = {"auc": "AUC", "loss": "loss", "own_auc": "AUC of its own"}
 REFERENCE = "best"
 
@@ -81,38 +80,54 @@ def _describe(run: Path) -> dict[str, Any]:
 
 
 def tabulate(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of the trials in Markdown, and the noise of the measures over seeds."""
-    found: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    """Return a table of the trials in Markdown, with the noise of the reference over seeds.
+
+    Differences are taken seed by seed, with the interval of `estimate_gain`; of a single seed there
+    is none. The mean of checkpoints has the noise of its own run, and is paired with it alone.
+    """
+    found: dict[tuple[str, int], dict[int, Mapping[str, Any]]] = {}
     for record in records:
-        found.setdefault((record["trial"], record["average"]), []).append(record)
-    base, noises, rows = found[REFERENCE, 1], {}, []
-    for measure in ("auc", "loss"):
-        spreads = [[each[measure] for each in group] for group in found.values() if len(group) > 1]
-        degrees = sum(len(values) - 1 for values in spreads)
-        squares = sum((len(values) - 1) * statistics.variance(values) for values in spreads)
-        noises[measure] = math.sqrt(squares / degrees) if degrees else math.nan, degrees
+        trial = found.setdefault((record["trial"], record["average"]), {})
+        trial[record["seed"]] = record
 
-    def differ(group: Sequence[Mapping[str, Any]], measure: str) -> str:
-        own, other = ([each[measure] for each in side] for side in (group, base))
-        gain, (noise, degrees) = statistics.fmean(own) - statistics.fmean(other), noises[measure]
-        quantile = student.ppf((1 + CONFIDENCE) / 2, degrees) if degrees else math.nan
-        return f"{gain:+.4f} ± {quantile * noise * math.sqrt(1 / len(own) + 1 / len(other)):.4f}"
+    def values(place: tuple[str, int], measure: str) -> dict[int, float]:
+        return {seed: record[measure] for seed, record in found[place].items()}
 
-    for (trial, number), group in sorted(found.items()):
-        means = {key: statistics.fmean(each[key] for each in group) for key in MEASURES}
+    def differ(place: tuple[str, int], measure: str) -> str:
+        reference = (REFERENCE, 1) if place[1] == 1 else (place[0], 1)
+        own, base = values(place, measure), values(reference, measure)
+        if place == reference or not own.keys() & base.keys():
+            return "-"
+        others = [
+            values(other, measure)
+            for other in found
+            if other[1] == place[1] == 1 and other not in (place, reference)
+        ]
+        gain = estimate_gain(own, base, others)
+        return f"{gain.mean:+.4f}" + (
+            "" if gain.half_width is None else f" ± {gain.half_width:.4f}"
+        )
+
+    rows = []
+    for place, runs in sorted(found.items()):
+        first = next(iter(runs.values()))
+        means = (statistics.fmean(values(place, measure).values()) for measure in MEASURES)
         rows.append(
             [
-                *(group[0]["date"], trial, str(number), str(len(group)), f"{group[0]['steps']:,}"),
-                *(f"{means[key]:.4f}" for key in MEASURES),
-                *(differ(group, measure) if group is not base else "-" for measure in noises),
+                *(first["date"], *map(str, place), str(len(runs)), f"{first['steps']:,}"),
+                *(f"{mean:.4f}" for mean in means),
+                *(differ(place, measure) for measure in JUDGED),
             ]
         )
-    headers = [
-        *("date", "trial", "checkpoints", "seeds", "steps", *MEASURES.values()),
-        *(f"{MEASURES[measure]}, less {REFERENCE}" for measure in noises),
-    ]
-    told = (
-        f"Standard deviation over seeds: {MEASURES[measure]} {noise:.4f} ({degrees} degrees)."
-        for measure, (noise, degrees) in noises.items()
-    )
-    return "\n".join([to_markdown(Table(headers, rows)), "", *told]) + "\n"
+    headers = ["date", "trial", "checkpoints", "seeds", "steps", *MEASURES.values()]
+    headers += [f"{MEASURES[measure]}, less {REFERENCE}" for measure in JUDGED]
+    told = "A mean of several checkpoints is compared with the last one of the same run."
+    lines = [to_markdown(Table(headers, rows)), "", told, ""]
+    for measure in JUDGED:
+        spread = [*values((REFERENCE, 1), measure).values()]
+        if len(spread) > 1:
+            noise = statistics.stdev(spread)
+            lines.append(
+                f"- {MEASURES[measure]}: sd {noise:.4f} over {len(spread)} seeds of {REFERENCE}"
+            )
+    return "\n".join(lines) + "\n"
