@@ -90,8 +90,29 @@ def test_differences_are_paired_by_seed_and_have_the_noise_of_all_trials():
     page = tabulate([row | {"loss": 0.3, "own_auc": 0.8} for row in (*rows, mean)])
     assert f"AUC: sd {math.sqrt(2e-4):.4f} over 2 seeds of best" in page
     assert f"+0.0500 ± {12.7062 * math.sqrt(2 * 1e-4 / 2):.4f}" in page
-    assert "| one seed | 1 | 1 | 1 | 0.7300 | 0.3000 | 0.8000 | +0.0300 |" in page
+    assert (
+        "| one seed | 1 | 1 | 1 | 0.7300 | 0.3000 | 0.8000 | +0.0300 | +0.0000 | too few seeds |"
+        in page
+    )
     assert "| narrow | 4 | 1 | 1 | 0.7410 | 0.3000 | 0.8000 | +0.0010 |" in page
+
+
+@pytest.mark.parametrize(
+    ("aucs", "verdict"),
+    [
+        ((0.71, 0.72, 0.73), "+0.0100 ± 0.0000 | +0.0000 ± 0.0000 | passed"),
+        ((0.69, 0.70, 0.71), "-0.0100 ± 0.0000 | +0.0000 ± 0.0000 | failed"),
+        # t = 0.01 / (0.02 / sqrt(3)) = 0.87 with two degrees
+        ((0.73, 0.70, 0.74), "| +0.0000 ± 0.0000 | not separable"),
+    ],
+)
+def test_a_trial_passes_whose_gain_lies_above_0(aucs, verdict):
+    records = [
+        {"trial": trial, "average": 1, "seed": seed, "date": "", "steps": 1, "auc": auc}
+        for trial, each in (("best", (0.70, 0.71, 0.72)), ("other", aucs))
+        for seed, auc in enumerate(each)
+    ]
+    assert verdict in tabulate([row | {"loss": 0.3, "own_auc": 0.8} for row in records])
 
 
 def make_results(scores, flops=4.5e14):

@@ -14,7 +14,7 @@ from electra.finetuning.loop import ignore
 from electra.pretraining.loop import pretrain
 from electra.reports.rendering import Table, to_markdown
 from electra.reproduce.plan import open_plan
-from electra.reproduce.records import estimate_gain
+from electra.reproduce.records import LEAST_SEEDS, TOO_FEW, Interval, estimate_gain
 from electra.reproduce.suite import read_suite
 
 KEPT = "config.json", "metrics.jsonl"
@@ -93,20 +93,17 @@ def tabulate(records: Sequence[Mapping[str, Any]]) -> str:
     def values(place: tuple[str, int], measure: str) -> dict[int, float]:
         return {seed: record[measure] for seed, record in found[place].items()}
 
-    def differ(place: tuple[str, int], measure: str) -> str:
+    def differ(place: tuple[str, int], measure: str) -> Interval | None:
         reference = (REFERENCE, 1) if place[1] == 1 else (place[0], 1)
         own, base = values(place, measure), values(reference, measure)
         if place == reference or not own.keys() & base.keys():
-            return "-"
+            return None
         others = [
             values(other, measure)
             for other in found
             if other[1] == place[1] == 1 and other not in (place, reference)
         ]
-        gain = estimate_gain(own, base, others)
-        return f"{gain.mean:+.4f}" + (
-            "" if gain.half_width is None else f" ± {gain.half_width:.4f}"
-        )
+        return estimate_gain(own, base, others)
 
     rows = []
     for place, runs in sorted(found.items()):
@@ -116,11 +113,12 @@ def tabulate(records: Sequence[Mapping[str, Any]]) -> str:
             [
                 *(first["date"], *map(str, place), str(len(runs)), f"{first['steps']:,}"),
                 *(f"{mean:.4f}" for mean in means),
-                *(differ(place, measure) for measure in JUDGED),
+                *(_format(differ(place, measure)) for measure in JUDGED),
+                _conclude(differ(place, "auc"), len(runs)),
             ]
         )
     headers = ["date", "trial", "checkpoints", "seeds", "steps", *MEASURES.values()]
-    headers += [f"{MEASURES[measure]}, less {REFERENCE}" for measure in JUDGED]
+    headers += [*(f"{MEASURES[measure]}, less {REFERENCE}" for measure in JUDGED), "gate (a)"]
     told = "A mean of several checkpoints is compared with the last one of the same run."
     lines = [to_markdown(Table(headers, rows)), "", told, ""]
     for measure in JUDGED:
@@ -131,3 +129,19 @@ def tabulate(records: Sequence[Mapping[str, Any]]) -> str:
                 f"- {MEASURES[measure]}: sd {noise:.4f} over {len(spread)} seeds of {REFERENCE}"
             )
     return "\n".join(lines) + "\n"
+
+
+def _format(gain: Interval | None) -> str:
+    """Return a difference with its interval, if there is one."""
+    if gain is None:
+        return "-"
+    return f"{gain.mean:+z.4f}" + ("" if gain.half_width is None else f" ± {gain.half_width:.4f}")
+
+
+def _conclude(gain: Interval | None, num_seeds: int) -> str:
+    """Return whether a trial passes, by its gain in AUC."""
+    if gain is None:
+        return "-"
+    if num_seeds < LEAST_SEEDS:
+        return TOO_FEW
+    return "not separable" if not gain.excludes_zero else "passed" if gain.mean > 0 else "failed"
