@@ -31,7 +31,7 @@ from tools.tensorflow import convert
 ROOT = Path(electra.__file__).parent.parent
 DOCS = """OBJECTIVES ARTEFACTS DEVIATIONS PERFORMANCE ARCHITECTURE RELIABILITY DOMAIN LIBRARY
 REPRODUCE CORPUS TOKENIZERS CONCEPTS SERVING TROUBLE KOREAN ARCHITECTURES TASK GPUS MIGRATING
-EXTENDING CLIENTS DEBERTA BABYLM"""
+EXTENDING CLIENTS DEBERTA BABYLM SPEEDRUN"""
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "results/README.md")]
 PAGES += [ROOT / "docs" / f"{name}.md" for name in DOCS.split()]
 """In the order in which their commands are run."""

@@ -243,12 +243,12 @@ class Interval(NamedTuple):
         return format_interval(self.mean, self.half_width)
 
 
-def estimate(values: Sequence[float]) -> Interval:
-    """Return the mean of some values and its 95% interval."""
+def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+    """Return the mean of some values and its interval."""
     mean, number = statistics.fmean(values), len(values)
     if number < 2:
         return Interval(mean, None)
-    quantile = float(student.ppf((1 + CONFIDENCE) / 2, number - 1))
+    quantile = float(student.ppf((1 + confidence) / 2, number - 1))
     return Interval(mean, quantile * statistics.stdev(values) / math.sqrt(number))
 
 

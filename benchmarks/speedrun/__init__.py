@@ -1,0 +1,1 @@
+"""The encoder speedrun: the score of the recipe `best` for fewer FLOPs (docs/SPEEDRUN.md)."""
