@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
+from electra.assignments import override
 from electra.checkpoints.checkpoint import list_checkpoints
 from electra.checkpoints.folder import SavedModel, read_pretrained, read_run_config
 from electra.errors import require
@@ -23,10 +24,9 @@ from electra.inference.network import load_network
 from electra.method.masking import predict_masked
 from electra.method.replaced_token_detection import ReplacedTokenDetection
 from electra.model.batch import find_real
-from electra.pretraining.evaluation import heldout_batches, split_heldout
+from electra.pretraining.evaluation import heldout_rows, split_heldout
 from electra.pretraining.init_from import load_network as load_weights
 from electra.pretraining.start import build_model
-from electra.settings import override
 from electra.shards.store import open_shards
 from electra.training.machine import Machine, prepare_machine
 
@@ -54,15 +54,16 @@ def corrupt(run: Path, shards: Path, num_rows: int, out: Path) -> None:
     load_weights(model.networks["generator"], saved.generator)
     model.eval()
     size, found = config.examples.sequence_length, []
-    for number, batch in enumerate(heldout_batches(source, config)):
-        for rows, draw, counts in split_heldout(model, batch, number, config.train.batch_size):
-            with torch.no_grad():
-                prediction, _ = predict_masked(model.generator, model.masking, rows, draw, counts)
-            ids_BL = rows.input_ids_BL * find_real(rows)
-            corrupt_BL = model.masking.corrupt(rows.input_ids_BL, draw, prediction.sampled)
-            replacements_BL = corrupt_BL * (corrupt_BL != rows.input_ids_BL)
-            both = torch.stack([ids_BL, replacements_BL])
-            found.append(F.pad(both, (0, size - both.shape[2])).numpy())
+    heldout = heldout_rows(source, config)
+    assert heldout
+    for rows, draw, counts in split_heldout(model, heldout, config.train.batch_size):
+        with torch.no_grad():
+            prediction, _ = predict_masked(model.generator, model.masking, rows, draw, counts)
+        ids_BL = rows.input_ids_BL * find_real(rows)
+        corrupt_BL = model.masking.corrupt(rows.input_ids_BL, draw, prediction.sampled)
+        replacements_BL = corrupt_BL * (corrupt_BL != rows.input_ids_BL)
+        both = torch.stack([ids_BL, replacements_BL])
+        found.append(F.pad(both, (0, size - both.shape[2])).numpy())
     ids, replacements = np.concatenate(found, axis=1).astype(np.uint16)
     with new_file(out) as incomplete, incomplete.open("wb") as file:
         digest = np.array(source.tokenizer.digest)

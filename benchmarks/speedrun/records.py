@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.speedrun.trials import REFERENCE, tabulate
+from electra.assignments import parse_toml, parse_value
 from electra.errors import require
 from electra.files import read_object, write_text
 from electra.reports.rendering import Table, to_markdown
 from electra.reproduce.records import POINTS, estimate
-from electra.settings import parse_toml, parse_value
 
 TASKS = "tagging", "sst-2", "sts-b", "qnli", "mnli", "cola"
 TARGET = 69.83
