@@ -37,7 +37,7 @@ static int fails_on(const char *call, int file) {
 }
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
-#define FAIL_IF(number) do { if ((number) > 0) { errno = (number); return -1; } } while (0)
+#define FAIL_IF(found) do { int n_ = (found); if (n_ > 0) { errno = n_; return -1; } } while (0)
 
 ssize_t write(int file, const void *content, size_t size) {
     int number = fails_on("write", file);
