@@ -7,6 +7,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,7 +60,8 @@ int close(int file) {
 }
 
 int rename(const char *before, const char *after) {
-    FAIL_IF(fails("rename", before));
+    char path[PATH_MAX];
+    FAIL_IF(fails("rename", realpath(before, path) ? path : before));
     return REAL(rename)(before, after);
 }
 
