@@ -7,6 +7,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,7 +38,7 @@ static int fails_on(const char *call, int file) {
 }
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
-#define FAIL_IF(number) do { if ((number) > 0) { errno = (number); return -1; } } while (0)
+#define FAIL_IF(found) do { int n_ = (found); if (n_ > 0) { errno = n_; return -1; } } while (0)
 
 ssize_t write(int file, const void *content, size_t size) {
     int number = fails_on("write", file);
@@ -59,7 +60,8 @@ int close(int file) {
 }
 
 int rename(const char *before, const char *after) {
-    FAIL_IF(fails("rename", before));
+    char path[PATH_MAX];
+    FAIL_IF(fails("rename", realpath(before, path) ? path : before));
     return REAL(rename)(before, after);
 }
 

@@ -299,11 +299,11 @@ def hold(lock: Path) -> Iterator[None]:
             file.seek(0)
             holder = file.read().strip() or "another process"
             raise UserError(f"{lock.parent} is in use by {holder}; wait until it ends, or stop it")
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()}\n")
-        file.flush()
-        sync(lock.parent)  # a folder without its lock file would be in the way
         try:
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {platform.node()}\n")
+            file.flush()
+            sync(lock.parent)  # a folder without its lock file would be in the way
             yield
         finally:
             if _is_open_as(file, lock):
@@ -370,14 +370,18 @@ def new_folder(folder: Path) -> Iterator[Path]:
     is_free = not incomplete.exists() or is_empty or lock.exists()
     require(is_free, f"{incomplete} is in the way; finish or move it, or choose another name")
     make_folder(incomplete)
-    with name_failures(folder), hold(lock):
-        try:
-            refuse_existing(folder)  # another process may have written it in the meantime
-            clear_folder(incomplete)
-            yield incomplete
-            put(incomplete, folder)
-        except BaseException as error:
-            if not (isinstance(error, OSError) and folder.exists()):  # its name was taken
-                shutil.rmtree(incomplete, ignore_errors=True)
-            raise
-        (folder / UNFINISHED).unlink()
+    try:
+        with name_failures(folder), hold(lock):
+            try:
+                refuse_existing(folder)  # another process may have written it in the meantime
+                clear_folder(incomplete)
+                yield incomplete
+                put(incomplete, folder)
+            except BaseException as error:
+                if not (isinstance(error, OSError) and folder.exists()):  # its name was taken
+                    shutil.rmtree(incomplete, ignore_errors=True)
+                raise
+            (folder / UNFINISHED).unlink()
+    finally:
+        with suppress(OSError):  # another process's is not empty
+            incomplete.rmdir()
