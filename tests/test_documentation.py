@@ -176,6 +176,7 @@ def run_benchmark(words, monkeypatch):
         module.main()
 
 
+@pytest.mark.filterwarnings("default:.* is a grid; its best:UserWarning")
 @pytest.mark.parametrize(
     "pages", [PAGES[:1], pytest.param(PAGES, marks=pytest.mark.slow)], ids=["README", "all"]
 )

@@ -57,6 +57,9 @@ def test_files_that_hold_too_little_are_left_out_of_the_question(capsys, texts, 
     assert labels == {"english.txt", "french.txt", "german.txt"}
     for name in ("report.html", "exported/config.json", "package-scratch/results.json"):
         assert (out / name).is_file()
+    card = (out / "exported" / "README.md").read_text()
+    median = json.loads((out / "package-pretrained" / "results.json").read_text())["median"]
+    assert f"| run | package | accuracy | {median:.3f}" in card
 
 
 @pytest.mark.slow
