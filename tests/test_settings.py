@@ -196,6 +196,7 @@ def test_numbers_beyond_their_bounds_are_refused(config, name, is_whole, bounds)
     else:
         least, most = map(float, bounds.interval[1:-1].split(","))
         beyond = [math.nan, math.nextafter(least, -1), math.nextafter(most, math.inf)]
+        beyond = [int(least) - 1, int(most) + 1] if is_whole else beyond
         beyond += [least] if bounds.interval[0] == "(" else []
         beyond += [most] if bounds.interval[-1] == ")" else []
         beyond = [number for number in beyond if not (number == most and bounds.holds(most))]

@@ -295,7 +295,7 @@ def test_glue_is_read_as_the_hub_has_it(tmp_path, name, has_names):
     assert len(task.examples) == (6 if name == "mnli" else 3)
     assert task.columns == (*texts, "label")
     path = next((tmp_path / name).glob("validation*"))
-    assert task.family.read_records(path, [], task.columns)[0][task.family.fields[0]] == "a boat"
+    assert task.family.read_inputs(path, [], task.columns).records[0][task.family.fields[0]] == "a boat"
 
 
 HEADER = ",video-id,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,label\n"
