@@ -210,7 +210,8 @@ class Started:
 def judge(trial: Trial) -> tuple[str, str]:
     """Run a trial and return its end, one of ENDS, and what was printed."""
     trial.prepare()
-    is_killed, faulty = trial.is_cut, []
+    out = out_of(trial)
+    is_killed, faulty, is_there = trial.is_cut, [], out.exists()
     if trial.fault:
         faulty = [Started(trial.words, failing(trial.fault)).wait()]
         if not faulty[0].is_refusal:
@@ -226,30 +227,35 @@ def judge(trial: Trial) -> tuple[str, str]:
     every = [command.wait() for command in commands] or [Ended(0, "")]
     # Of two, the one that was not refused is judged, and the other one is as a refusal has to be.
     ended, *others = sorted(every, key=lambda each: each.status != 0)
-    return judge_end(trial, ended, others, is_killed), "\n".join(
-        each.err for each in [*faulty, *every]
-    )
+    end = judge_end(trial, ended, others, is_killed, is_there)
+    return end, "\n".join(each.err for each in [*faulty, *every])
 
 
-def judge_end(trial: Trial, ended: Ended, others: list[Ended], is_killed: bool) -> str:
-    """Return the end of a trial: one of ENDS."""
+def out_of(trial: Trial) -> Path:
+    """Return what a command writes."""
+    return Path(dict(zip(trial.words, trial.words[1:], strict=False)).get("--out", "nothing"))
+
+
+def judge_end(
+    trial: Trial, ended: Ended, others: list[Ended], is_killed: bool, is_there: bool = False
+) -> str:
+    """Return the end of a trial, one of ENDS; `is_there`: its --out was there before."""
     if None in (ended.status, *(each.status for each in others)):
         return "hung"
     if any("Traceback" in each.err or each.status not in (0, 2) for each in (ended, *others)):
         return "traceback"
     if not all(each.status == 0 or each.is_refusal for each in others):
         return "lost"
-    out = dict(zip(trial.words, trial.words[1:], strict=False)).get("--out", "nothing")
+    out = out_of(trial)
     is_left = Path(f"{out}.incomplete").exists()
     if ended.status == 0:
         end = "recovered" if is_killed else "noted" if "note: " in ended.err else "done"
         allowed = end in trial.allowed or (end != "refused" and "done" in trial.allowed)
         return end if allowed and not is_left and trial.check() else "silent"
-    if is_killed and ended.is_refusal and Path(out).exists() and trial.check():
+    if is_killed and ended.is_refusal and out.exists() and trial.check():
         return "recovered"  # it was killed when all was done
-    is_right = (
-        ended.is_refusal and "refused" in trial.allowed and not (is_left or Path(out).exists())
-    )
+    is_new = is_left or (out.exists() and not is_there)
+    is_right = ended.is_refusal and "refused" in trial.allowed and not is_new
     return "refused" if is_right else "lost"
 
 

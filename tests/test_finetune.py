@@ -235,7 +235,7 @@ def test_a_damaged_fine_tuning_is_named(tune, tmp_path):
         tune("a", seeds=2, progress=cut_at(part="seed"))
     for content in (b"\xff", b"{", b"[]", b"{}"):
         (tmp_path / "a.incomplete/config.json").write_bytes(content)
-        says = "a.incomplete/config.json is not .* remove the folder|was begun with another"
+        says = "a.incomplete/config.json.*; remove the folder|was begun with another"
         with pytest.raises(UserError, match=says):
             tune("a", seeds=2)
 

@@ -512,6 +512,13 @@ def test_lost_records_of_a_finished_run_are_told(run, tmp_path, damage, num_lost
             read()
 
 
+@pytest.mark.parametrize("last", [5, [1], {"step": 1}, {"part": "train"}, {"part": [], "step": 1}])
+def test_a_last_evaluation_that_is_none_is_refused(run, tmp_path, last):
+    path = shutil.copytree(run, tmp_path / "copy") / "results.json"
+    write_json(path, json.loads(path.read_text()) | {"heldout": last})
+    refuse("results.json: heldout is not a record of an evaluation", read_curves, path.parent)
+
+
 def test_a_damaged_record_costs_no_other(run, unfinished):
     """Nor does a last line that was cut off, which is no news after a crash."""
     path = unfinished / "metrics.jsonl"

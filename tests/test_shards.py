@@ -23,7 +23,7 @@ from refusals import refuse
 
 from electra.cli import main
 from electra.errors import UserError
-from electra.files import UNFINISHED, hold, read_object, write_json
+from electra.files import UNFINISHED, hold
 from electra.shards import merging, pieces
 from electra.shards import prepare as prepare_module
 from electra.shards.config import PrepareConfig
@@ -428,9 +428,6 @@ def test_changed_text_and_damaged_tasks_are_done_again(make, text_file, tmp_path
     damaged = tasks / "000001/train-00000.tokens"
     damaged.write_bytes(bytes(damaged.stat().st_size))
     refuse("begun with another seed and task_bytes; remove it", make, "out", seed=1)
-    plan = read_object(tmp_path / "out.incomplete/plan.json")
-    del plan["form"]  # as of an older version
-    write_json(tmp_path / "out.incomplete/plan.json", plan)
     assert make("out", task_bytes=3000) == make("clean", task_bytes=3000)
     with pytest.raises(KeyboardInterrupt):
         make("changed", interrupt, task_bytes=3000)

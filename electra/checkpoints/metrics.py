@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from electra.checkpoints.manifest import read_manifest
-from electra.errors import UserError, import_extra
+from electra.errors import UserError, import_extra, refuse_unlike
 from electra.files import parse_object, read_object, sync, write_text
 
 OF_THE_MACHINE = frozenset(
@@ -185,15 +185,17 @@ def read_curves(run: Path) -> list[dict[str, Any]]:
     path, lost = run / "metrics.jsonl", 0
     records = read_metrics(path)
     for state in sorted(run.glob("checkpoints/step-????????/state.json"))[-1:]:
-        with suppress(UserError, KeyError):  # damaged, which readers of the weights say
+        with suppress(UserError, KeyError, TypeError):  # damaged, which readers of the weights say
             totals = read_object(state)
             # The checkpoint is written before the evaluation after the same step.
             ends = {"train": totals["step"] + 1, "heldout": totals["step"]}
             lost = totals["records"] - sum(each["step"] < ends[each["part"]] for each in records)
-    if (run / "results.json").is_file():
-        last = read_object(run / "results.json").get("heldout")
-        if last and not any(_place(each) == _place(last) for each in records):
-            records.append(_read_record(json.dumps(last).encode()))
+    results = run / "results.json"
+    if results.is_file() and (last := read_object(results).get("heldout")):
+        with refuse_unlike(f"{results}: heldout is not a record of an evaluation"):
+            record = _read_record(json.dumps(last).encode())
+        if not any(_place(each) == _place(record) for each in records):
+            records.append(record)
             lost += 1
     if lost > 0:
         warnings.warn(f"{path} has lost {lost:,} records: curves have gaps there", stacklevel=2)

@@ -121,9 +121,12 @@ def read_finished(out: Path, settings: dict[str, Any], seeds: int) -> dict[str, 
 
 def _require_begun_with(folder: Path, settings: dict[str, Any]) -> None:
     path = folder / "config.json"
-    known = read_object(path, Begun)
-    unlike = "is not the config of a fine-tuning; remove the folder to begin again"
-    with refuse_unlike(f"{path} {unlike}"):
+    advice = "remove the folder to begin again"
+    try:
+        known = read_object(path, Begun)
+    except UserError as error:
+        raise UserError(f"{error}; {advice}") from None
+    with refuse_unlike(f"{path} is not the config of a fine-tuning; {advice}"):
         begun = _by_content(known)
     require_same(folder, begun, _by_content(settings))
 
