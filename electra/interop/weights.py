@@ -58,7 +58,7 @@ def read_source(path: Path) -> Source:
     )
     values = read_object(config)
     is_ours = not {"train", "task"}.isdisjoint(values)  # a run's settings, or a fine-tuning's
-    require(not is_ours, f"{path} is electra's own and needs no import: every command reads it")
+    require(not is_ours, f"{path} was written by electra; use it directly, no import is needed")
     kind, (*first, last) = values.get("model_type"), ARCHITECTURES
     if str(kind) not in ARCHITECTURES:
         raise UserError(f"{config}: model_type must be {', '.join(first)} or {last}, not {kind!r}")

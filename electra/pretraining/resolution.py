@@ -74,8 +74,10 @@ def resolve(
     planned = settings.optimizer.warmup_steps
     if planned > longest and "optimizer.warmup_steps" not in given:
         settings = override(settings, [f"optimizer.warmup_steps={longest}"])
-        what = f"{preset}'s {planned:,} are for a longer one"
-        note(f"optimizer.warmup_steps={longest}, a tenth of the schedule: {what}")
+        what = f"the preset's {planned:,}"
+        note(
+            f"shortened optimizer.warmup_steps from {what} to {longest}, a tenth of this run's schedule"
+        )
     require_schedule(settings)
     return settings
 
@@ -93,7 +95,7 @@ def _fit_to_start(
     if "optimizer.learning_rate" not in given:
         rate = f"optimizer.learning_rate={full_rate / GENTLER:g}"
         settings = override(settings, [rate])
-        note(f"{rate}, a sixth of the preset's: less of what was learnt is lost (docs/DOMAIN.md)")
+        note(f"{rate}, one sixth of the preset's, so that the model forgets less (docs/DOMAIN.md)")
     method, times = settings.method, full_rate / settings.optimizer.learning_rate
     has_two = (method.mode, method.scheme) == ("paper", "joint") and method.sharing != "all"
     is_made = find_origin(settings, start) in MADE
@@ -101,7 +103,9 @@ def _fit_to_start(
         # From the bad samples of a generator that learns slowly the discriminator would unlearn.
         rate = f"optimizer.generator_rate={times:.3g}"
         settings = override(settings, [rate])
-        note(f"{rate}: the generator is made, and learns at the full rate of {full_rate:g}")
+        note(
+            f"{rate}: the generator starts from new weights, so it uses the full learning rate of {full_rate:g}"
+        )
     return settings
 
 
