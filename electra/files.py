@@ -281,7 +281,7 @@ def require_same(folder: Path, begun: Mapping[str, Any], settings: Mapping[str, 
     """Refuse a folder that was begun with other settings."""
     different = " and ".join(name for name in settings if settings[name] != begun.get(name))
     advice = "remove it or choose another --out"
-    require(not different, f"{folder} was started with a different {different}; {advice}")
+    require(not different, f"{folder} was started with different {different}; {advice}")
 
 
 @contextmanager
@@ -370,7 +370,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
     is_free = not incomplete.exists() or is_empty or lock.exists()
     require(
         is_free,
-        f"{incomplete} already exists and was not written by this command; remove or rename it, or choose another output name",
+        f"{incomplete} already exists and was not written by this command; remove or rename it, "
+        "or choose another output name",
     )
     make_folder(incomplete)
     with name_failures(folder), hold(lock):

@@ -81,7 +81,8 @@ def _begin_folder(
     is_ours = settings_path.exists() or lock.exists() or not any(folder.glob("*"))
     require(
         is_ours,
-        f"{folder} already exists and was not written by this command; remove it or choose another --out",
+        f"{folder} already exists and was not written by this command; "
+        "remove it or choose another --out",
     )
     make_folder(folder)
     with name_failures(out), hold(lock):

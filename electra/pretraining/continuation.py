@@ -219,7 +219,7 @@ def plan_cooldown(start: Path, length: int | timedelta) -> tuple[Path, PretrainC
     run, (step, checkpoint) = run_of(start), find_checkpoint(start)
     begun = read_run_config(run)
     if begun.optimizer.cooldown_steps:
-        raise UserError(f"{run} cools down already: name the run that it branches from")
+        raise UserError(f"{run} already ends in a cool-down; name the run that it branched from")
     first = begun.second_stage + begun.optimizer.warmup_steps
     require(
         first <= step < begun.train.steps,

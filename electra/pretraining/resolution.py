@@ -56,7 +56,7 @@ def resolve(
     for sentence in tell_unread(settings, given):
         warnings.warn(sentence, stacklevel=3)
     if run is not None and "model.vocab_size" in given:
-        warnings.warn("model.vocab_size is not read: it is that of the shards", stacklevel=3)
+        warnings.warn("model.vocab_size has no effect: the shards set it", stacklevel=3)
     if run is not None and (run / "config.json").exists():
         from electra.checkpoints.folder import read_run_config
         from electra.pretraining.continuation import settle
@@ -74,9 +74,9 @@ def resolve(
     planned = settings.optimizer.warmup_steps
     if planned > longest and "optimizer.warmup_steps" not in given:
         settings = override(settings, [f"optimizer.warmup_steps={longest}"])
-        what = f"the preset's {planned:,}"
         note(
-            f"shortened optimizer.warmup_steps from {what} to {longest}, a tenth of this run's schedule"
+            f"shortened optimizer.warmup_steps from the preset's {planned:,} to {longest}, "
+            "a tenth of this run's schedule"
         )
     require_schedule(settings)
     return settings
@@ -104,7 +104,8 @@ def _fit_to_start(
         rate = f"optimizer.generator_rate={times:.3g}"
         settings = override(settings, [rate])
         note(
-            f"{rate}: the generator starts from new weights, so it uses the full learning rate of {full_rate:g}"
+            f"{rate}: the generator cannot predict yet, so it uses the full learning rate of "
+            f"{full_rate:g}"
         )
     return settings
 

@@ -108,7 +108,7 @@ def _note_texts(examples: dict[str, list[Example]]) -> Iterator[str]:
     known = {each[:2] for each in examples["train"]}
     shared = sum(each[:2] in known for each in dev)
     if 20 * shared > len(dev):  # fewer move no score by much
-        yield f"{shared:,} of {count_of(len(dev), 'dev example')} also occur in train"
+        yield f"{shared:,} of {count_of(len(dev), 'dev example')} have a text that is also in train"
 
 
 def _choose_texts(train: TableFile, config: OwnTaskConfig) -> list[str]:

@@ -290,7 +290,7 @@ def _choose_text(
         if form == "plain text" and (
             is_beside or (is_rare and (is_about or format_of(path) in SETTINGS_FORMATS))
         ):
-            kind = "looks like a README or licence file; pass it by name to read it"
+            kind = "looks like a file about the data, such as a README; pass it by name to read it"
         if kind not in UNREPORTED and path.name.endswith(INCOMPLETE):
             kind = "an unfinished file"
         if not kind:

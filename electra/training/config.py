@@ -221,9 +221,7 @@ class PretrainConfig(Settings):
         Needs("generator.warmup_steps", "method.sharing!=all", "one of two networks rests"),
         Needs("method.sharing=all", "model.published_heads=False", "one has a decoder"),
         Needs("model.published_heads", "examples.attend=row", "every token's head reads [CLS]"),
-        Needs(
-            "model.enhanced_decoder", "model.enhanced_decoder=False", "set model.published_heads"
-        ),
+        Needs("model.enhanced_decoder", "model.enhanced_decoder=False", "set published_heads"),
         Needs(
             "generator.warmup_steps",
             "method.scheme!=two_stage",
@@ -338,7 +336,8 @@ def tell_unread(config: PretrainConfig, given: Collection[str]) -> Iterator[str]
         yield from (f"{each} has no effect when {name} is {value}" for each in unread)
     train = config.train
     if train.profile_step >= train.steps:
-        yield f"train.profile_step {train.profile_step} has no effect: it must be less than train.steps"
+        step = train.profile_step
+        yield f"train.profile_step {step} has no effect: it must be less than train.steps"
 
 
 def longest_warmup(steps: int) -> int:
