@@ -1,6 +1,6 @@
 """The weights of other programs by name, shapes before values; no code of a file ever runs.
 
-Read are Hugging Face folders of ELECTRA, BERT, DeBERTa and ModernBERT (its decoder, too):
+Reads Hugging Face folders of ELECTRA, BERT, DeBERTa and ModernBERT (also its decoder):
 safetensors, whole or in parts, or pytorch_model.bin. transformers does not read them for us: it has
 no class with DeBERTa's discriminator, whose published files are pickles under older names, and it
 builds a network of the sizes in config.json before it compares a shape.

@@ -395,7 +395,7 @@ class Task:
     columns: tuple[str, ...] = ()
     """The columns or fields that were read; the last is that of the label."""
     swaps_pairs: bool = False
-    """Whether to train on every pair of texts in reverse order, too."""
+    """Whether to train on every pair of texts also in reverse order."""
     notes: tuple[str, ...] = ()
     """What a user must know of how the files were read, a sentence each."""
 
