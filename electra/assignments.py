@@ -91,7 +91,9 @@ def from_dict(config_type: type[ConfigType], values: Mapping[str, Any]) -> Confi
     hints = _types(config_type)
     arguments = {}
     for name, value in values.items():
-        require(name in hints, f"{name} is no setting of this electra, but maybe of a newer one")
+        require(
+            name in hints, f"unknown setting {name}; it may come from a newer version of electra"
+        )
         if dataclasses.is_dataclass(hints[name]):
             require(isinstance(value, dict), f"{name} must be a table, not {value!r}")
             value = from_dict(hints[name], value)

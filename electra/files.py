@@ -281,7 +281,7 @@ def require_same(folder: Path, begun: Mapping[str, Any], settings: Mapping[str, 
     """Refuse a folder that was begun with other settings."""
     different = " and ".join(name for name in settings if settings[name] != begun.get(name))
     advice = "remove it or choose another --out"
-    require(not different, f"{folder} was begun with another {different}; {advice}")
+    require(not different, f"{folder} was started with different {different}; {advice}")
 
 
 @contextmanager
@@ -368,7 +368,11 @@ def new_folder(folder: Path) -> Iterator[Path]:
     lock = incomplete / UNFINISHED
     is_empty = incomplete.is_dir() and not any(incomplete.iterdir())
     is_free = not incomplete.exists() or is_empty or lock.exists()
-    require(is_free, f"{incomplete} is in the way; finish or move it, or choose another name")
+    require(
+        is_free,
+        f"{incomplete} already exists and was not written by this command; remove or rename it, "
+        "or choose another output name",
+    )
     make_folder(incomplete)
     try:
         with name_failures(folder), hold(lock):

@@ -371,8 +371,8 @@ def export(
         model: A run, a Hugging Face folder, or a fine-tuning.
         out: The folder to write; must not exist.
         form: Classes of ELECTRA or of BERT, or a folder for sentence-transformers or llama.cpp.
-        onnx: Write onnx/model.onnx, too.
-        int8: A file of texts: write onnx/model_int8.onnx, too, compared on them.
+        onnx: Also write onnx/model.onnx.
+        int8: A file of texts: also write onnx/model_int8.onnx, compared on them.
         dev: Pairs of sentences with scores, which choose the layer for sentence-transformers.
         columns: Columns of `dev`: two sentences and their score; if empty, as in STS-B.
         scores: Folders of fine-tunings for the card of a run; those beside the run are found, one

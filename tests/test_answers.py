@@ -363,7 +363,7 @@ def test_blank_lines_are_counted_and_columns_are_kept(tuned, tmp_path, capsys):
     assert [row[:3] for row in rows] == [["2020", "a, boat", "7"], ["2021", "", "8"]]
     assert rows[1][3:] == ["", "", ""]
     again = ["predict", tuned, "--input", out, "--out", tmp_path / "again.tsv"]
-    refuse_command("the answers have a column 'prediction', too", capsys, *again, "--keep")
+    refuse_command("the answers also have a column 'prediction'", capsys, *again, "--keep")
     assert not (tmp_path / "again.tsv").exists()
     day = datetime.date(2020, 2, 1)
     write_parquet(tmp_path / "in.parquet", day=[day, day], text=["a boat", "the queen"])
@@ -384,7 +384,7 @@ def test_columns_that_are_the_answers_own_may_be_kept(toy_tokenizer, tmp_path):
         (kept,) = keep_columns(rows, answers).records
         assert kept == record | answers.records[0]
         other = [rows[0] | {clash: "other"}]
-        refuse(f"the answers have a column '{clash}', too", keep_columns, other, answers)
+        refuse(f"the answers also have a column '{clash}'", keep_columns, other, answers)
 
 
 # Scripts without spaces

@@ -86,7 +86,7 @@ def test_a_run_goes_on_by_its_own_command(capsys, folder, tmp_path):
     longer = [word.replace("steps=6", "steps=30") for word in SMALL]
     err = succeed(capsys, *words, "--set", *longer).err
     assert "note: " in err
-    assert "goes on with other settings: train.steps 6 -> 30" in " ".join(err.split())
+    assert "with changed settings: train.steps 6 -> 30" in " ".join(err.split())
     assert json.loads((tmp_path / "a run/results.json").read_text())["steps"] == 30
 
 

@@ -227,7 +227,7 @@ def test_clients_answer_as_we_do(environment, folders, tmp_path):
     ("sizes", "config", "words"),
     [
         (encoder_sizes(64, 2, 32), {}, "embedding_size 32 must be hidden_size 64"),
-        (deberta_sizes(64, 2), {}, "llama.cpp has no graph of deberta-v2"),
+        (deberta_sizes(64, 2), {}, "llama.cpp does not support deberta-v2"),
         (dataclasses.replace(modern_sizes(64, 2), mlp_bias=True), {}, "has no mlp_bias"),
         (encoder_sizes(64, 2, 64), {"kind": "bpe", "vocab_size": 300}, "WordPiece as BERT's alone"),
         (encoder_sizes(64, 2, 64), {"split_ideographs": False}, "each ideograph a word"),

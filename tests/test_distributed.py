@@ -177,7 +177,7 @@ def test_processes_stop_together_and_any_number_goes_on(train_together, train, t
     assert_same_end(whole, run, all_records=True)
     session = read_sessions(run)[1]
     assert (session["first_step"], session["processes"]) == (int(stops[0]), 2)
-    with pytest.warns(UserWarning, match=r"other settings: train\.accumulation 1 -> 2"):
+    with pytest.warns(UserWarning, match=r"changed settings: train\.accumulation 1 -> 2"):
         alone = train("alone", "train.log_every=1 train.accumulation=2")
     assert_same_losses(whole, alone)
 
@@ -253,7 +253,7 @@ def test_the_command_under_torchrun(toy_shards, toy_config, tmp_path):
     more = ["--set", "train.steps=100010", "train.log_every=10", "--max-time", "0.001s"]
     out, err = succeed(2, *words, *more)
     assert out.count(f"stopped at step {step + 1:,}") == 1
-    assert err.count("goes on with other settings: train.steps") == 1
+    assert err.count("with changed settings: train.steps") == 1
     cooldown = ["--resume", run, "--cooldown", "3", "--out", tmp_path / "end"]
     out, _ = succeed(2, *words[:3], *cooldown)
     assert out.count("wrote ") == 1

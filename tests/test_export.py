@@ -185,7 +185,7 @@ def test_the_blind_state_of_a_causal_encoder_is_not_asked(start, pairs, tmp_path
     given = ["--as", "sentence-transformers", "--dev", pairs, "--out", tmp_path / "out"]
     succeed(capsys, "export", causal, *given)
     assert re.search(r"^\| 2 \| 0\.\d+ \| - \|$", (tmp_path / "out/README.md").read_text(), re.M)
-    refuse("no graph of a causal electra", export, causal, tmp_path / "x", form="gguf")
+    refuse("does not support a causal electra", export, causal, tmp_path / "x", form="gguf")
 
 
 def test_dev_sets_that_choose_nothing_are_refused(run, pairs, tmp_path, capsys):

@@ -223,7 +223,7 @@ def test_the_folder_holds_scores_predictions_and_what_gave_them(start, tune, tmp
     assert (results["start"], results["source"]) == (str(start), str(start))
     (manifest,) = json.loads((out / "manifest.json").read_text())["sessions"]
     assert (results["commit"], results["device"]) == (str(manifest["commit"]), manifest["device"])
-    shared = "73 of 100 examples of dev have a text that train has"
+    shared = "73 of 100 dev examples have a text that is also in train"
     assert (manifest["dtype"], manifest["notes"]) == ("torch.float32", [shared])
     saved = from_dict(FinetuneConfig, json.loads((out / "config.json").read_text())["config"])
     assert saved == dataclasses.replace(CONFIG, epochs=1, sequence_length=32)
@@ -235,7 +235,7 @@ def test_a_damaged_fine_tuning_is_named(tune, tmp_path):
         tune("a", seeds=2, progress=cut_at(part="seed"))
     for content in (b"\xff", b"{", b"[]", b"{}"):
         (tmp_path / "a.incomplete/config.json").write_bytes(content)
-        says = "a.incomplete/config.json.*; remove the folder|was begun with another"
+        says = "a.incomplete/config.json.*; remove the folder|was started with different"
         with pytest.raises(UserError, match=says):
             tune("a", seeds=2)
 
@@ -286,10 +286,13 @@ def test_finished_seeds_are_not_repeated(start, data, tune, tmp_path):
     with pytest.raises(PowerCut):
         tune("a", seeds=2, progress=cut_at(part="dev", seed=1))
     assert not (tmp_path / "a").exists()
-    begun = "a.incomplete was begun with another"
+    begun = "a.incomplete was started with different"
     refuse(f"{begun} learning_rate; remove it", tune, "a", seeds=2, learning_rate=1e-4)
     refuse(f"{begun} from_scratch;", tune, "a", seeds=2, from_scratch=True)
-    refuse("a.incomplete is in the way; finish", lambda: Tokenizer.load(start).save(tmp_path / "a"))
+    refuse(
+        "a.incomplete already exists and was not written by",
+        lambda: Tokenizer.load(start).save(tmp_path / "a"),
+    )
     assert (tmp_path / "a.incomplete/seed-0/results.json").is_file()
     path, seen = tmp_path / "a.incomplete/config.json", []
     settings = json.loads(path.read_text())
@@ -449,7 +452,7 @@ def test_other_weights_of_the_same_name_are_refused(start, tune, tmp_path):
     (encoder / "electra.json").unlink(missing_ok=True)
     tensors = load_file(encoder / "model.safetensors")
     save_file({name: each + 1 for name, each in tensors.items()}, encoder / "model.safetensors")
-    refuse("begun with another weights", tune, start=encoder, seeds=2, train_examples=40)
+    refuse("started with different weights", tune, start=encoder, seeds=2, train_examples=40)
 
 
 def test_a_share_of_train_is_dev_and_noted(data, tune, tmp_path):

@@ -79,8 +79,10 @@ def test_what_is_finished_is_not_repeated(found, start, toy_question, tmp_path):
     with pytest.raises(PowerCut):
         begin(progress=cut_at(part="dev", combination=NAMES[2], seed=1))
     assert not out.exists()
-    refuse("out.incomplete was begun with another grid; remove it", lambda: begin(GRID[:1]))
-    other = "out.incomplete was begun with another seeds; remove it"  # and not with another grid
+    refuse("out.incomplete was started with different grid; remove it", lambda: begin(GRID[:1]))
+    other = (
+        "out.incomplete was started with different seeds; remove it"  # and not with another grid
+    )
     refuse(other, lambda: begin(seeds=3, threads=2))
     seen = []
     results = begin(progress=seen.append)
@@ -108,7 +110,7 @@ def test_scores_on_two_dev_sets_are_not_compared(start, toy_question, tmp_path):
         (["epochs=1,2", "epochs=3"], "epochs is set twice: 1 and 3"),
         (["batch_size=2,3"], "batch_size is set twice: 9 and 2"),
         (["learning_rate=1e-4,0.0001"], "learning_rate=0.0001 is the same as learning_rate=1e"),
-        (["own.dev=a/dev.tsv,b/dev.tsv"], "a value becomes a folder's name and has no /"),
+        (["own.dev=a/dev.tsv,b/dev.tsv"], "grid values become folder names, so"),
         (["dropout_prob=0.1,1"], "dropout_prob"),
         (["sequence_length=16,64"], "sequence_length 64 is more than the 32 tokens"),
         (["squad.head=beam,plain"], "squad.head is for squad-1.1 and squad-2.0, not for own"),

@@ -286,7 +286,7 @@ def test_the_same_command_continues_with_what_was_fitted(folders, tmp_path):
     assert config.examples.sequence_length == 32
     write_json(tmp_path / "config.json", to_dict(config))
     assert resolve("tiny", assignments=words, run=tmp_path) == config
-    with pytest.warns(UserWarning, match="vocab_size is not read: it is that of the shards"):
+    with pytest.warns(UserWarning, match="vocab_size has no effect: the shards set it"):
         resolve("tiny", assignments=["model.vocab_size=99"], run=tmp_path / "new")
 
 
@@ -482,7 +482,11 @@ def test_a_softmax_that_is_not_the_embeddings_is_left_out(exported, tmp_path):
     for other, is_there in ((table.clone(), True), (table + 1, False)):
         both = tensors | {"generator_lm_head.weight": other}
         save_file(both, folder / "model.safetensors")
-        with nullcontext() if is_there else pytest.warns(UserWarning, match="matrix of its own"):
+        with (
+            nullcontext()
+            if is_there
+            else pytest.warns(UserWarning, match="output matrix is not tied")
+        ):
             assert (read_pretrained(folder).masked_lm is not None) == is_there
 
 
@@ -626,7 +630,7 @@ def test_the_end_of_a_continued_run_shows_what_it_gained_and_lost(
 # The command
 
 
-@pytest.mark.filterwarnings("default:.*goes on with other settings")
+@pytest.mark.filterwarnings("default:resuming .* with changed settings")
 def test_the_command_continues_a_continued_run(folders, toy_shards, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(folders / "alone", tmp_path / "start")
@@ -643,10 +647,10 @@ def test_the_command_continues_a_continued_run(folders, toy_shards, tmp_path, mo
     assert config.train.initial_weights == "bert"
     assert config.optimizer.learning_rate == pytest.approx(2e-3 / 6, rel=1e-4)
     assert config.optimizer.generator_rate == 6
-    assert "a sixth of the preset's" in " ".join(printed.err.split())
+    assert "one sixth of the preset's" in " ".join(printed.err.split())
     shutil.rmtree(tmp_path / "start")
     printed = succeed(capsys, *words, "train.steps=24").err
-    assert "goes on with other settings: train.steps 20 -> 24" in printed
+    assert "with changed settings: train.steps 20 -> 24" in printed
     assert read_run_config(tmp_path / "run").generator.warmup_steps == 2
     more = "train.steps=26", "generator.warmup_steps=3"
     refuse_command("was begun with generator.warmup_steps=2, not 3", capsys, *words, *more)

@@ -53,7 +53,7 @@ def test_a_script_trains_answers_and_exports(toy_shards, toy_question, tmp_path)
     asked = {"task": "own", "data": toy_question, "settings": brief}
     assert electra.finetune(*places, **asked) == scores
     refuse("has 1 seed, not 2", electra.finetune, *places, **asked, seeds=2)
-    refuse("begun with another", electra.finetune, *places, **asked, from_scratch=True)
+    refuse("started with different", electra.finetune, *places, **asked, from_scratch=True)
     (answer,) = electra.predict(electra.load(tmp_path / "scores"), [{"text": TEXTS[0]}])
     assert answer["prediction"] in ("woman", "other")
     assert electra.export(tmp_path / "run", tmp_path / "hf").architecture == "ElectraForPreTraining"

@@ -295,7 +295,7 @@ def test_a_run_ends_early(train, toy_shards, tmp_path):
     assert ours[7:] == pytest.approx([rates[6] * share for share in (0.75, 0.5, 0.25)])
     assert read_manifest(cooled)["branched_from"] == {"run": "trunk", "step": 6}
     longer = override(read_run_config(cooled), ["train.steps=40"])
-    refuse("cools down at its", pretrain, toy_shards, cooled, longer, ignore)
+    refuse("already ends in a cool-down; extend", pretrain, toy_shards, cooled, longer, ignore)
 
 
 def test_a_run_that_ends_early_in_its_stable_part_is_a_shorter_run(train, tmp_path):
@@ -343,7 +343,10 @@ def test_where_a_run_can_end_early(run, tmp_path, monkeypatch, capsys):
     late = [*words, "3", "--out", "late", "--max-time", "0s"]
     for more, line in (
         *(([*words, "3"], "--out"), (alone, "--resume RUN"), (late, "--max-time must be > 0")),
-        ([*words[:2], "end", "--cooldown", "3", "--out", "late"], "the run that it branches from"),
+        (
+            [*words[:2], "end", "--cooldown", "3", "--out", "late"],
+            "name the run that it branched from",
+        ),
     ):
         refuse_command(line, capsys, *more)
     assert not Path("late").exists()
@@ -935,8 +938,8 @@ def test_what_does_not_fit_is_refused_and_nothing_written(run, train, tmp_path, 
 
 def test_what_one_process_on_a_cpu_does_not_read_is_told(train):
     with (
-        pytest.warns(UserWarning, match="sharding divides nothing with one process"),
-        pytest.warns(UserWarning, match="autotune is not read: the step is not compiled"),
+        pytest.warns(UserWarning, match="sharding has no effect with one process"),
+        pytest.warns(UserWarning, match="autotune has no effect: the step is not compiled"),
     ):
         train("run", "train.steps=5 train.sharding=full train.autotune=true")
 

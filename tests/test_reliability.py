@@ -71,7 +71,7 @@ def test_a_run_can_be_made_longer(run, train, tmp_path):
     """Also a complete one; how often it is logged may change, too."""
     shutil.copytree(run, tmp_path / "run")
     longer = "train.steps=14 train.log_every=2"
-    says = r"run goes on with other settings: train.steps 12 -> 14, train.log_every 4 -> 2"
+    says = r"resuming .*run with changed settings: train.steps 12 -> 14, train.log_every 4 -> 2"
     with pytest.warns(UserWarning, match=says):
         train("run", longer)
     assert json.loads((tmp_path / "run/results.json").read_text())["steps"] == 14
@@ -111,7 +111,7 @@ def test_a_run_is_not_continued_as_another(stopped, train, settings, says):
     [
         (["train.steps=3"], "train.steps=12, not 3: a run can be made longer, not shorter"),
         (["model.hidden_size=64"], "model.hidden_size=128, not 64"),
-        ([], "more differ: the run would be neither"),
+        ([], "more differ: the result would belong to neither"),
     ],
 )
 def test_the_command_says_which_settings_differ(stopped, toy_config, settings, says):
@@ -136,7 +136,7 @@ def test_the_second_stage_stays_where_it_was(train):
     train("run", settings)
     with pytest.raises(UserError, match=r"began at step 6.*set method\.generator_steps=6$"):
         train("run", longer)
-    with pytest.warns(UserWarning, match="other settings: method.generator_steps 0 -> 6"):
+    with pytest.warns(UserWarning, match="changed settings: method.generator_steps 0 -> 6"):
         run = train("run", longer, "method.generator_steps=6")
     assert json.loads((run / "results.json").read_text())["steps"] == 14
 

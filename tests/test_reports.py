@@ -124,7 +124,7 @@ DAMAGE = [
     ("manifest.json", "{\n  oops\n}", "manifest.json, line 2: not valid JSON"),
     ("config.json", "[]", "config.json: must be a JSON object, not []"),
     ("config.json", '{"train": 5}', "config.json is not the config of a run"),
-    ("config.json", {"later": 5}, "run: later is no setting of this electra"),
+    ("config.json", {"later": 5}, "run: unknown setting later; it may"),
     ("config.json", '{"model": {"hidden_size": "x"}}', "must be a whole number, not 'x'"),
     ("samples.json", "5", "samples.json: must be a list, not 5"),
     ("samples.json", '[[{"token": 1}]]', "[0][0] lacks 'is_replaced', 'original', 'prob_re"),

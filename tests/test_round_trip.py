@@ -165,7 +165,11 @@ def test_a_causal_encoder_without_a_class(toy_tokenizer, tmp_path):
 )
 def test_the_window_of_a_decoder(window, half):
     assert MODERNBERT_DECODER.read_config(window).local_attention == 2 * half
-    refuse("a window of 1 token", MODERNBERT_DECODER.read_config, {"local_attention": 2})
+    refuse(
+        "sliding_window must be at least 2, not 1",
+        MODERNBERT_DECODER.read_config,
+        {"local_attention": 2},
+    )
 
 
 REQUIRED = """vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads

@@ -402,7 +402,7 @@ def test_what_was_merged_is_kept_for_its_own_text(make, text_file, tmp_path, mon
         )
         with pytest.raises(KeyboardInterrupt):
             make("out")
-    refuse("was begun with another seed", make, "out", seed=1)
+    refuse("was started with different seed", make, "out", seed=1)
     text_file.write_text(make_text(9, seed=9))
     refuse("holds the shards of another text", make, "out")
     text_file.write_bytes(text)
@@ -427,7 +427,7 @@ def test_changed_text_and_damaged_tasks_are_done_again(make, text_file, tmp_path
         make("out", interrupt_later, task_bytes=3000)
     damaged = tasks / "000001/train-00000.tokens"
     damaged.write_bytes(bytes(damaged.stat().st_size))
-    refuse("begun with another seed and task_bytes; remove it", make, "out", seed=1)
+    refuse("started with different seed and task_bytes; remove it", make, "out", seed=1)
     assert make("out", task_bytes=3000) == make("clean", task_bytes=3000)
     with pytest.raises(KeyboardInterrupt):
         make("changed", interrupt, task_bytes=3000)
@@ -460,7 +460,7 @@ def test_shares_of_tasks_give_the_same_bytes(tokenizer, make, text_file, tmp_pat
         (tmp_path / name).touch()
     assert prepare_share(arguments[0], tokenizer, tmp_path / "begun", config(), (0, 99)) <= 1
     taken = arguments[0], tokenizer, tmp_path / "taken", config(), (0, 2)
-    refuse("taken.incomplete is in the way", prepare_share, *taken)
+    refuse("taken.incomplete already exists and was not written by", prepare_share, *taken)
     pipe = ["-"], tokenizer, tmp_path / "other", config(), (0, 2)
     refuse("need files that can be read again, not the pipe -", prepare_share, *pipe)
 
@@ -469,7 +469,7 @@ def test_what_a_killed_run_left_is_replaced(make, tmp_path):
     clean, left = make("clean"), tmp_path / "out.incomplete"
     shutil.copytree(tmp_path / "clean", left)
     (left / "train-00007.tokens").write_bytes(b"left over")
-    refuse("out.incomplete is in the way; finish or move it", make, "out")
+    refuse("out.incomplete already exists and was not written by this command; remove", make, "out")
     (left / UNFINISHED).touch()
     assert make("out") == clean
     assert not left.exists()

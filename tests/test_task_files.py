@@ -161,7 +161,7 @@ def test_a_tsv_quoted_as_pandas_does_is_read_as_csv(tmp_path):
     assert [each.text_a for each in task.examples["dev"]] == ['he said "no"', "fine", '"all"', ""]
     assert task.examples["dev"] == task.examples["train"]
     assert task.notes[0] == "1 example of train without text"
-    assert task.notes[2] == "4 of 4 examples of dev have a text that train has"
+    assert task.notes[2] == "4 of 4 dev examples have a text that is also in train"
     raw = write_files(tmp_path, {"train.tsv": said.replace('""no""', '"no')})  # not as CSV has it
     assert read("own", raw).examples["train"][2].text_a == '"""all"""'
 
@@ -295,7 +295,10 @@ def test_glue_is_read_as_the_hub_has_it(tmp_path, name, has_names):
     assert len(task.examples) == (6 if name == "mnli" else 3)
     assert task.columns == (*texts, "label")
     path = next((tmp_path / name).glob("validation*"))
-    assert task.family.read_inputs(path, [], task.columns).records[0][task.family.fields[0]] == "a boat"
+    assert (
+        task.family.read_inputs(path, [], task.columns).records[0][task.family.fields[0]]
+        == "a boat"
+    )
 
 
 HEADER = ",video-id,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,label\n"
@@ -548,7 +551,7 @@ def test_words_without_tags_are_answered_and_not_scored(tmp_path, toy_tokenizer,
     assert task.family.score(rows, outputs) == {}
     task.family.write_predictions(tmp_path, "test", rows, outputs)
     assert (tmp_path / "test_predictions.conll").read_text() == "The _ O\nboat _ O\n\n"
-    assert task.notes == (f"{name} has no tags: it is answered, and not scored",)
+    assert task.notes == (f"{name} has no tags; it will be predicted but not scored",)
 
 
 # --- files found by name, in parts, and a part of train as dev ---
@@ -564,7 +567,7 @@ def test_files_are_found_in_any_case_and_in_parts(tmp_path):
     assert [each.text_a for each in task.examples["train"]] == texts
     assert len(task.examples["dev"]) == 2
     parts[0].unlink()
-    refuse("has train-00001-of-00002.parquet alone, of 2 parts", read, "own", tmp_path)
+    refuse("has only train-00001-of-00002.parquet of 2 parts; add", read, "own", tmp_path)
     parts[1].rename(tmp_path / "train-00000-of-00001.parquet")
     refuse("train-00000-of-00001.parquet: every 'label' is 'bad'", read, "own", tmp_path)
     for part, name in enumerate(("train", "dev", "test-0-of-2", "test-1-of-2")):
@@ -793,7 +796,7 @@ BAD_FILES = {
         ({"train.jsonl": lines({"text_a": "a", "label": 1}, {"text_b": "c", "label": 0}) * 2},
          "train.jsonl line 2: no 'text_a'; it must be text"),
         (change(OWN, "train.tsv", "good", ""), "line 2: 'label' is empty; leave the row out"),
-        (OWN | {"train.tsv": TRAIN + "a\tgood \n" * 2}, "'good ' is 'good' but for spaces; make"),
+        (OWN | {"train.tsv": TRAIN + "a\tgood \n" * 2}, "'good ' and 'good' differ only in spa"),
         (OWN | {"train.tsv": TRAIN + '"a\nb"\tgood\n'}, "its cells are quoted, name it .csv"),
         (trained(OWN, dev_parquet="no"), "dev.parquet is damaged or cut of"),
         (OWN | {"dev.xls": "a"}, "must be .tsv, .csv, .jsonl, .parquet, c", "own.dev=dev.xls"),
@@ -817,7 +820,7 @@ BAD_FILES = {
     ],
     "colla": [({}, "unknown task 'colla'; did you mean 'cola'?")],
     "cola": [
-        ({}, "own.text is for the task 'own'; 'cola' says what its files a", "own.text=body"),
+        ({}, "own.text applies only to --task own; 'cola' defines its own", "own.text=body"),
         ({}, "squad.head is for squad-1.1 and squad-2.0, not for cola", "squad.head=plain"),
     ],
     "sst": [({}, "neither a file named train ... nor a folder SST-2 with one; give GLUE's folder")],
@@ -934,10 +937,10 @@ def test_a_file_says_what_the_settings_would(weather):
         ('[own]\nkind = "choice"', [], "weather.toml: unknown field 'own' in 'own.kind'"),
         ('kind = "choice"', [], "weather.toml: own."),
         ('name = "swag"', [], "own.name 'swag' is the name of another task"),
-        ('train = "dev.csv"', [], "dev.csv is of two splits; each has its own file"),
+        ('train = "dev.csv"', [], "dev.csv is used for two splits; give each split its own"),
         ('text = "x"\nlabel = "x"', [], "own.label must be another column than the texts"),
-        (TASK, ["own.text=id"], "own.text is for the task 'own'"),
-        (TASK, ["own.name=x"], "own.name is for the task 'own'"),
+        (TASK, ["own.text=id"], "own.text applies only to --task own"),
+        (TASK, ["own.name=x"], "own.name applies only to --task own"),
         (None, [], "weather.toml: No such file"),
     ],
 )
@@ -960,7 +963,7 @@ def test_results_have_the_tasks_name_and_a_changed_file_is_noticed(weather, star
     path.write_text(TASK.replace("mood", "id"))
     refuse("labels in 4 rows", begin)
     path.write_text(TASK + "# the same, but who knows\n")
-    refuse("out.incomplete was begun with another files; remove it", begin)
+    refuse("out.incomplete was started with different files; remove it", begin)
     path.write_text(TASK)
     results = begin()
     assert (results["task"], results["metric"]) == ("weather", "mcc")

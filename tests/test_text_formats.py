@@ -137,7 +137,9 @@ NO_TEXT = {
     "test.conllu": ("# sent_id = 1\n1\tone\tone\n", "a table of CoNLL-U"),
     "SHA256SUMS": ("e3" * 32 + "  a.txt\n", "a list of hashes"),
     "dicts.txt": ("{'text': 'one'}\n{'text': 'two'}", "Python's way of writing records"),
-    "pairs.dat": ("one\teins\ntwo\tzwei\nthree\tdrei\n", "a table by tabs without a column 'text'"),
+    "pairs.dat": (
+        "one\teins\ntwo\tzwei\nthree\tdrei\n", "a tab-separated table without a column 'text'"
+    ),
     "infos.json": ('{"default": {"text": 1}}', "JSON without the field 'text'; choose from def"),
     "config.json": ('{\n  "texts": 1\n}', "JSON without the field 'text'; did you mean 'texts'?"),
     "files.json": ('[{"name": "a"}, {"name": "b"}]', "JSON without the field 'text'"),
@@ -302,7 +304,9 @@ def test_standard_input_is_looked_at_as_a_file_is(monkeypatch):
 
 
 def test_files_about_the_data_are_passed_over(tmp_path):
-    about = dict.fromkeys(["README.md", "LICENSE", "settings.yaml"], "about the data")
+    about = dict.fromkeys(
+        ["README.md", "LICENSE", "settings.yaml"], "looks like a file about the data"
+    )
     of_texts = {f"{number}.txt": "a text" for number in range(4)}
     pages = {f"{number}.md": "a page of documentation" for number in range(4)}
     records = {"a.json": LINES, "notes.txt": "text beside records"}

@@ -121,7 +121,7 @@ def _read_run(folder: Path) -> SavedModel:
         return SavedNetwork(network["predicts"], sizes, tuple(encoders), take(network["head"]))
 
     with refuse_unlike(
-        f"{checkpoint / STATE} does not say which networks there are: the run is of an older "
+        f"{checkpoint / STATE} does not list the networks: the run was written by an older "
         "version of electra, or the file is damaged"
     ):
         networks = {role: read(role) for role in state["networks"]}

@@ -46,7 +46,9 @@ def find_networks(
     head = architecture.read_head("CausalLM" if sizes.causal else "MaskedLM", theirs, sizes)
     table = encoders[0]["embeddings.tokens.weight"]
     if head and any(n in theirs and not torch.equal(theirs[n], table) for n in UNTIED):
-        warnings.warn("the softmax has a matrix of its own, and is left out", stacklevel=2)
+        warnings.warn(
+            "the output matrix is not tied to the embeddings and was not loaded", stacklevel=2
+        )
     elif head and sizes.causal:
         found["next"] = SavedNetwork("next", sizes, encoders, head)
     elif head:

@@ -474,7 +474,7 @@ def _read_decoder(values: Mapping[str, Any]) -> EncoderConfig:
     whole = _read_fields(values, {"whole": ("local_attention", 128)}, {})["whole"]
     # transformers writes the half as well, and obeys it.
     window = _read_fields(values, {"window": ("sliding_window", max(1, whole // 2))}, {})["window"]
-    require(window > 1, f"a window of {window} token (sliding_window) must have at least 2")
+    require(window > 1, f"sliding_window must be at least 2, not {window}")
     sizes = _read_modern({**values, "local_attention": 2 * (window - 1)})
     return dataclasses.replace(sizes, causal=True)
 

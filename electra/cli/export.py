@@ -95,8 +95,8 @@ def export(
             ELECTRA with embeddings as wide as hidden states. sentence-transformers: the layer and
             the pooling whose cosines agree best with --dev. gguf: model.gguf for llama.cpp, which
             gives the mean of the states.
-        onnx: Write onnx/model.onnx, too, with batch and length of any size.
-        int8: Write onnx/model_int8.onnx, too; a file of real text, one per line, on which the
+        onnx: Also write onnx/model.onnx, with dynamic batch size and length.
+        int8: Also write onnx/model_int8.onnx; a file of real text, one per line, on which the
             decisions are compared.
         dev: Pairs of sentences with scores, as the dev set of STS-B: a table, or a folder with
             dev.tsv.

@@ -333,7 +333,7 @@ def import_(
             mean of the pieces that it replaces.
         positions: Longest row, tokens, if it is to be longer than the source's.
         position_rows: Their embeddings. interpolate (if not given): the old ones, drawn out to the
-            new length. repeat: the old ones, one after the other, again and again.
+            new length. repeat: tile the old ones.
     """
     from electra.interop.importing import import_model
     from electra.interop.weights import read_source

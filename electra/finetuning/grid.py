@@ -41,7 +41,10 @@ def combine(
         name, _, values = (part.strip() for part in words.partition("="))
         choices = [value.strip() for value in values.split(",")]
         require(all(choices), f"grid takes field=value,value, not {words!r}")
-        require("/" not in values, f"grid: a value becomes a folder's name and has no /: {words!r}")
+        require(
+            "/" not in values,
+            f"grid values become folder names, so they must not contain /: {words!r}",
+        )
         axes.append([f"{name}={choice}" for choice in choices])
     names: dict[FinetuneConfig, str] = {}
     for assignments in product(*axes):

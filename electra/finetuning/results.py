@@ -79,7 +79,11 @@ def _begin_folder(
     folder = out.with_name(out.name + ".incomplete")
     settings_path, lock = folder / "config.json", folder / LOCK
     is_ours = settings_path.exists() or lock.exists() or not any(folder.glob("*"))
-    require(is_ours, f"{folder} is in the way; remove it or choose another --out")
+    require(
+        is_ours,
+        f"{folder} already exists and was not written by this command; "
+        "remove it or choose another --out",
+    )
     make_folder(folder)
     with name_failures(out), hold(lock):
         try:

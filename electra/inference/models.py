@@ -237,7 +237,7 @@ def name_folders(words: Sequence[Path]) -> dict[str, Path]:
         folder = Path(rest) if is_named else word
         name = given if folder is not word else _name(folder)
         require(folder.is_dir(), f"{folder} is not a folder")
-        require("/" not in name, f"the name of a model has no /, as {name!r} has")
+        require("/" not in name, f"model name {name!r} must not contain /")
         require(
             name not in folders,
             f"two models are called {name}: give one of them a name, as NAME={folder}",

@@ -104,7 +104,7 @@ def keep_columns(rows: Sequence[Mapping[str, Any]], answers: Answers) -> Answers
     for row, answer in zip(rows, answers.records, strict=True):
         for name in (name for name in answer if name in names):
             is_one = str(row.get(name, answer[name])) == str(answer[name])
-            require(is_one, f"the answers have a column {name!r}, too; rename that of the input")
+            require(is_one, f"the answers also have a column {name!r}; rename that of the input")
         records.append({**{name: row.get(name) for name in names}, **answer})
     return answers._replace(records=records)
 

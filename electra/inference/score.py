@@ -11,7 +11,7 @@ What a run scores with is the network that it keeps, and an export of it likewis
 - A discriminator: the sum of log p(token is original), in one pass. A probability of original does
   not depend on how frequent a token is, so this compares sentences of about the same words only.
 
-The generator of a run is a masked language model, too. The corrector of cocolm gives log p(token)
+The generator of a run is also a masked language model. The corrector of cocolm gives log p(token)
 by its softmax, in one pass, in which it reads the token itself.
 
 Shape suffixes: B rows, L positions, V vocabulary.
@@ -72,7 +72,7 @@ class Scorer:
     def score(self, sentences: Sequence[str], progress: Tell = silent) -> list[Score]:
         """Return the score of each sentence, in order; refuse one that is too long for a row.
 
-        A sentence of which the vocabulary leaves nothing is refused, too, unless it is blank.
+        A sentence of which the vocabulary leaves nothing is also refused, unless it is blank.
         """
         network = self.network
         encoded = network.tokenizer.encode_batch(list(sentences))

@@ -28,7 +28,7 @@ def write_gguf(path: Path, network: SavedNetwork, tokenizer: Tokenizer, length: 
     """Write an encoder in float32, to give the mean of the states; return its graph's name.
 
     `length` is that of the longest row: positions beyond it were not trained, and are left out.
-    Refused is what llama.cpp has no graph of, and what it would cut into other tokens.
+    What llama.cpp does not support, and what it would cut into other tokens, is refused.
     """
     sizes = network.sizes
     _require_graph(sizes)
@@ -79,11 +79,11 @@ def write_gguf(path: Path, network: SavedNetwork, tokenizer: Tokenizer, length: 
 
 
 def _require_graph(sizes: EncoderConfig) -> None:
-    """Refuse an encoder that llama.cpp has no graph of."""
+    """Refuse an encoder that llama.cpp does not support."""
     instead = "; export without --as gguf"
     require(
         sizes.architecture in ("electra", "modernbert") and not sizes.causal,
-        f"llama.cpp has no graph of {'a causal ' * sizes.causal}{sizes.architecture}{instead}",
+        f"llama.cpp does not support {'a causal ' * sizes.causal}{sizes.architecture}{instead}",
     )
     require(
         sizes.embedding_size == sizes.hidden_size,

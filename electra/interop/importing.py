@@ -41,7 +41,7 @@ OUTPUT_BIAS = "bias"
 
 PositionRows = Literal["interpolate", "repeat"]
 """interpolate: a row of old length takes as many steps through the old positions as the new length
-has. repeat: the old positions one after the other, again and again."""
+has. repeat: the old positions are tiled."""
 
 
 class Imported(NamedTuple):
@@ -94,7 +94,9 @@ def import_model(
             if positions:
                 network = _extend_positions(network, positions, position_rows or "interpolate")
             networks[role] = SavedModel(network, extended, length, str(path))
-    require(bool(networks), f"{source}: 0 of {total} tensors can be used: no encoder of ELECTRA")
+    require(
+        bool(networks), f"{source} contains no ELECTRA encoder: none of its {total} tensors match"
+    )
     with new_folder(out) as written:
         for role, model in networks.items():
             place = written / ("generator" if role == "generator" else "")

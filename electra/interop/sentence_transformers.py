@@ -41,7 +41,7 @@ class Similarity(NamedTuple):
     sentences: Sequence[str]
     """Some sentences of the dev set."""
     embeddings: np.ndarray
-    """Their embeddings by that layer and pooling, which sentence-transformers must give, too."""
+    """Their embeddings by that layer and pooling, which sentence-transformers must also give."""
 
     @property
     def best(self) -> LayerScore:

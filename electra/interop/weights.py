@@ -1,6 +1,6 @@
 """The weights of other programs by name, shapes before values; no code of a file ever runs.
 
-Read are Hugging Face folders of ELECTRA, BERT, DeBERTa and ModernBERT (its decoder, too):
+Reads Hugging Face folders of ELECTRA, BERT, DeBERTa and ModernBERT (also its decoder):
 safetensors, whole or in parts, or pytorch_model.bin. transformers does not read them for us: it has
 no class with DeBERTa's discriminator, whose published files are pickles under older names, and it
 builds a network of the sizes in config.json before it compares a shape.
@@ -58,7 +58,7 @@ def read_source(path: Path) -> Source:
     )
     values = read_object(config)
     is_ours = not {"train", "task"}.isdisjoint(values)  # a run's settings, or a fine-tuning's
-    require(not is_ours, f"{path} is electra's own and needs no import: every command reads it")
+    require(not is_ours, f"{path} was written by electra; use it directly, no import is needed")
     kind, (*first, last) = values.get("model_type"), ARCHITECTURES
     if str(kind) not in ARCHITECTURES:
         raise UserError(f"{config}: model_type must be {', '.join(first)} or {last}, not {kind!r}")

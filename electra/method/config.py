@@ -53,10 +53,10 @@ class GeneratorConfig(Settings):
     """start=folder: a run or a Hugging Face folder of a masked language model. The size is taken
     from it."""
     warmup_steps: Annotated[int | None, AtLeast(0)] = None
-    """First steps, in which the generator is trained alone: the discriminator is at rest, and so
-    are shared embeddings. The learning rate has a schedule of its own, and warms up again for the
-    steps that follow. Unset: a tenth of train.steps if train.init_from is set and the generator
-    does not begin with trained weights of a generator, else 0."""
+    """Initial steps that train only the generator; the discriminator and shared embeddings stay
+    frozen. The learning rate has a schedule of its own, and warms up again for the steps that
+    follow. Unset: a tenth of train.steps if train.init_from is set and the generator does not begin
+    with trained weights of a generator, else 0."""
 
     section = "generator."
     needs = (

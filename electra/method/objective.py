@@ -61,7 +61,7 @@ class Network(NamedTuple):
     head: nn.Module
     predicts: Literal["tokens", "next", "replaced", "energy", ""]
     """Output of the head at a position: logits of the token there or of the next one, the logit of
-    a replaced token, or an energy; empty: something that nobody asks for after pre-training."""
+    a replaced token, or an energy; empty: not used after pre-training."""
     at: Literal["chosen", "all", "followed", "first"]
     """Positions of the predictions: the masked ones, all, all but the last, or [CLS] alone."""
     trained: float = 1.0

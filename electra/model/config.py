@@ -38,7 +38,7 @@ class EncoderConfig(Settings):
     """Width inside the feed-forward layer."""
     causal: bool = False
     """Whether a token attends to itself and the tokens before it alone, as from left to right; the
-    objective causal_lm needs it. The pairs that are hidden are computed all the same."""
+    objective causal_lm needs it. Masked pairs are still computed, so this saves no time."""
     max_position_embeddings: Annotated[int, AtLeast(1)] = 512
     """Longest row, tokens."""
     type_vocab_size: Annotated[int, AtLeast(1)] = 2

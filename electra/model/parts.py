@@ -156,7 +156,7 @@ def make_norm(config: EncoderConfig) -> LayerNorm:
 
 
 class TokenEmbeddings(EmbeddingBlock):
-    """Token embeddings, normalised: ids (B, L) to (B, L, H). Positions are the layers' business."""
+    """Token embeddings, normalised: ids (B, L) to (B, L, H). The layers handle positions."""
 
     def __init__(self, config: EncoderConfig):
         super().__init__()

@@ -104,14 +104,16 @@ def settle(
     refused = [name for name in changed if name not in free]
     is_longer = wanted.train.steps > begun.train.steps
     if is_longer and begun.optimizer.cooldown_steps:
-        raise UserError(f"{run} cools down at its end; make the run longer that it branches from")
+        raise UserError(
+            f"{run} already ends in a cool-down; extend the run that it branched from instead"
+        )
     if refused or wanted.train.steps < begun.train.steps:
         named = refused or ["train.steps"]
         differs = ", ".join(
             f"{name}={before.get(name)}, not {after.get(name)}" for name in named[:5]
         )
         more = f", and {len(named) - 5} more differ" if len(named) > 5 else ""
-        why = "the run would be neither the one nor the other"
+        why = "the result would belong to neither configuration"
         if not refused:
             why = "a run can be made longer, not shorter"
         how = f", or go on as it was begun, by `{command('pretrain', '--resume', run)}`"
@@ -217,7 +219,7 @@ def plan_cooldown(start: Path, length: int | timedelta) -> tuple[Path, PretrainC
     run, (step, checkpoint) = run_of(start), find_checkpoint(start)
     begun = read_run_config(run)
     if begun.optimizer.cooldown_steps:
-        raise UserError(f"{run} cools down already: name the run that it branches from")
+        raise UserError(f"{run} already ends in a cool-down; name the run that it branched from")
     first = begun.second_stage + begun.optimizer.warmup_steps
     require(
         first <= step < begun.train.steps,

@@ -161,7 +161,7 @@ def _continue(
         step = prepare_step(model, config, machine, ranking)
         if changed and machine.rank == 0:
             names = ", ".join(f"{name} {words}" for name, words in changed.items())
-            warnings.warn(f"{run} goes on with other settings: {names}", stacklevel=2)
+            warnings.warn(f"resuming {run} with changed settings: {names}", stacklevel=2)
             (run / "results.json").unlink(missing_ok=True)
             sync(run)  # else the run could be complete with these settings
             write_json(run / "config.json", to_dict(config))
@@ -203,13 +203,13 @@ def _prepare(train: TrainConfig) -> Machine:
     if train.tracker != "none":
         import_tracker(train.tracker)
     if train.sharding != "none" and machine.num_ranks == 1:
-        warnings.warn("train.sharding divides nothing with one process", stacklevel=2)
+        warnings.warn("train.sharding has no effect with one process", stacklevel=2)
     is_divided = train.sharding != "none" and machine.num_ranks > 1
     compiles = train.compile == "yes" or (train.compile == "auto" and machine.device.type == "cuda")
     asked = {name: getattr(train, name) for name in ("autotune", "dependent_launch")}
     for name, is_asked in {**asked, "compile": train.compile == "yes"}.items():
         if is_asked and (is_divided or not compiles):
-            warnings.warn(f"train.{name} is not read: the step is not compiled", stacklevel=2)
+            warnings.warn(f"train.{name} has no effect: the step is not compiled", stacklevel=2)
     return machine
 
 

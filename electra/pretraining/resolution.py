@@ -56,7 +56,7 @@ def resolve(
     for sentence in tell_unread(settings, given):
         warnings.warn(sentence, stacklevel=3)
     if run is not None and "model.vocab_size" in given:
-        warnings.warn("model.vocab_size is not read: it is that of the shards", stacklevel=3)
+        warnings.warn("model.vocab_size has no effect: the shards set it", stacklevel=3)
     if run is not None and (run / "config.json").exists():
         from electra.checkpoints.folder import read_run_config
         from electra.pretraining.continuation import settle
@@ -74,8 +74,10 @@ def resolve(
     planned = settings.optimizer.warmup_steps
     if planned > longest and "optimizer.warmup_steps" not in given:
         settings = override(settings, [f"optimizer.warmup_steps={longest}"])
-        what = f"{preset}'s {planned:,} are for a longer one"
-        note(f"optimizer.warmup_steps={longest}, a tenth of the schedule: {what}")
+        note(
+            f"shortened optimizer.warmup_steps from the preset's {planned:,} to {longest}, "
+            "a tenth of this run's schedule"
+        )
     require_schedule(settings)
     return settings
 
@@ -93,7 +95,7 @@ def _fit_to_start(
     if "optimizer.learning_rate" not in given:
         rate = f"optimizer.learning_rate={full_rate / GENTLER:g}"
         settings = override(settings, [rate])
-        note(f"{rate}, a sixth of the preset's: less of what was learnt is lost (docs/DOMAIN.md)")
+        note(f"{rate}, one sixth of the preset's, so that the model forgets less (docs/DOMAIN.md)")
     method, times = settings.method, full_rate / settings.optimizer.learning_rate
     has_two = (method.mode, method.scheme) == ("paper", "joint") and method.sharing != "all"
     is_made = find_origin(settings, start) in MADE
@@ -101,7 +103,10 @@ def _fit_to_start(
         # From the bad samples of a generator that learns slowly the discriminator would unlearn.
         rate = f"optimizer.generator_rate={times:.3g}"
         settings = override(settings, [rate])
-        note(f"{rate}: the generator is made, and learns at the full rate of {full_rate:g}")
+        note(
+            f"{rate}: the generator cannot predict yet, so it uses the full learning rate of "
+            f"{full_rate:g}"
+        )
     return settings
 
 

@@ -27,7 +27,7 @@ class Metric(NamedTuple):
     """Whether it is among the few in the last line of a command, the table of runs and a card."""
     is_same: bool = False
     """Whether all evaluations of a run measure it on the same input, so that the last line of a
-    continued run shows its first value, too."""
+    continued run also shows its first value."""
     sentence: str = ""
     """What a report says of its last value on held-out text, with {value} and {network}."""
 

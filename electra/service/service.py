@@ -129,9 +129,7 @@ class Service:
     async def ask(self, question: Question, values: Sequence[Any], sizes: Sequence[int]) -> Any:
         """Return the answers to some values, computed with those of other requests."""
         limit, longest = self.config.max_texts, self.config.max_chars
-        require(
-            len(values) <= limit, f"{count_of(len(values), 'text')}; a request may have {limit}"
-        )
+        require(len(values) <= limit, f"too many texts: {len(values)}, at most {limit} per request")
         told = f"a text of {count_of(max(sizes), 'character')}; it may have {longest}"
         require(max(sizes) <= longest, told)
         futures = map(asyncio.wrap_future, self.queue.submit(question, values, sizes))

@@ -38,8 +38,8 @@ class PrepareConfig(TextConfig):
     """Most tokens of a shard. A shard ends with the document that reaches this size, or with its
     task."""
     task_bytes: Annotated[int, AtLeast(1)] = 1 << 25
-    """Text of one task, bytes. A compressed file is taken for four times its size. A task is the
-    unit that is not begun again after an interrupt, and gives a shard of its own."""
+    """Text of one task, bytes. A compressed file is taken for four times its size. After an
+    interruption, finished tasks are not repeated. Each task begins a new shard."""
     workers: Annotated[int, AtLeast(0)] = 0
     """Processes that do tasks at the same time; 0: one per available core, or with Ray as many as
     the cluster has room for. Does not change the result."""

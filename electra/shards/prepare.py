@@ -201,7 +201,8 @@ def _begin(
     names = [path.name for path in folder.iterdir()] if folder.exists() else []
     require(
         not names or any(name.startswith(PLAN) or name == UNFINISHED for name in names),
-        f"{folder} is in the way; finish or move it, or choose another name",
+        f"{folder} already exists and was not written by this command; remove or rename it, "
+        "or choose another output name",
     )
     make_folder(folder)
     lock = nullcontext() if step == "share" else hold(folder / UNFINISHED)

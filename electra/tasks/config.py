@@ -136,8 +136,8 @@ class FinetuneConfig(Settings):
     """Number of training examples to use, drawn at random, the same for every seed; 0: all."""
     dev_fraction: Annotated[float, Within("[0, 1)")] = 0.0
     """Share of train that becomes the dev set if there is no dev file, such as 0.1. It follows a
-    hash of the texts, so equal texts (of a pair the first, of questions the context) fall on one
-    side."""
+    hash of the texts, so identical texts (for pairs, the first; for questions, the context) land in
+    the same split."""
     epochs: Annotated[int, AtLeast(0)] = 0
     """Passes over train. 0: the task's default, which is 10 for GLUE's RTE and STS-B, 2 for SQuAD,
     and 3 for all other tasks."""
@@ -164,7 +164,7 @@ class FinetuneConfig(Settings):
     The default in a grid is 0."""
     reset_layers: Annotated[int, AtLeast(0)] = 0
     """Top layers that begin with new weights instead of the pre-trained ones. The last layer of a
-    small discriminator tells above all whether a token was replaced. Source: Zhang et al. 2021,
+    small discriminator mostly encodes whether a token was replaced. Source: Zhang et al. 2021,
     "Revisiting Few-sample BERT Fine-tuning" (section 5)."""
     swap_pairs: bool = True
     """Train on every pair of MRPC and STS-B in both orders, as the released code does."""

@@ -141,7 +141,10 @@ def find_splits(
         raise UserError(f"{data} has no train file; add train with {listed}{near}")
     paths = [path for each in found.values() for path in each]
     twice = [path for path in paths if paths.count(path) > 1]
-    require(not twice, f"{', '.join(map(str, twice[:1]))} is of two splits; each has its own file")
+    require(
+        not twice,
+        f"{', '.join(map(str, twice[:1]))} is used for two splits; give each split its own file",
+    )
     return found
 
 
@@ -168,7 +171,9 @@ def find_split(
     require(len(found) <= 1 or is_one, f"{folder} has several {split} files: {listed}; {advice}")
     numbers = [int(part[1]) for part in parts]
     whole = [*range(int(parts[0][2]))] if parts else []
-    require(numbers == whole, f"{folder} has {listed} alone, of {len(whole)} parts; add the others")
+    require(
+        numbers == whole, f"{folder} has only {listed} of {len(whole)} parts; add the missing ones"
+    )
     return found
 
 
@@ -390,7 +395,7 @@ class Task:
     columns: tuple[str, ...] = ()
     """The columns or fields that were read; the last is that of the label."""
     swaps_pairs: bool = False
-    """Whether to train on every pair of texts in reverse order, too."""
+    """Whether to train on every pair of texts also in reverse order."""
     notes: tuple[str, ...] = ()
     """What a user must know of how the files were read, a sentence each."""
 

@@ -108,7 +108,7 @@ def _note_texts(examples: dict[str, list[Example]]) -> Iterator[str]:
     known = {each[:2] for each in examples["train"]}
     shared = sum(each[:2] in known for each in dev)
     if 20 * shared > len(dev):  # fewer move no score by much
-        yield f"{shared:,} of {count_of(len(dev), 'example')} of dev have a text that train has"
+        yield f"{shared:,} of {count_of(len(dev), 'dev example')} have a text that is also in train"
 
 
 def _choose_texts(train: TableFile, config: OwnTaskConfig) -> list[str]:
@@ -152,7 +152,10 @@ def _collect_labels(train: list[TableFile], column: str) -> tuple[str, ...]:
         require(name != "", f"{place}: {column!r} is empty; leave the row out, or give it a label")
         require(name.isprintable(), f"{place}: the label {name!r} must be printable")
         is_one = (twin := name.strip()) == name or twin not in places
-        require(is_one, f"{place}: the label {name!r} is {twin!r} but for spaces; make them one")
+        require(
+            is_one,
+            f"{place}: the labels {name!r} and {twin!r} differ only in spaces; use one spelling",
+        )
     return labels
 
 

@@ -101,7 +101,9 @@ def resolve_own(name: str, config: FinetuneConfig) -> FinetuneConfig:
         own = override_from_toml(default, Path(name))
     for key, value in vars(config.own).items():
         if value not in (getattr(default, key), getattr(own, key)):
-            raise UserError(f"own.{key} is for the task {OWN!r}; {name!r} says what its files are")
+            raise UserError(
+                f"own.{key} applies only to --task {OWN}; {name!r} defines its own files"
+            )
     return dataclasses.replace(config, own=own)
 
 

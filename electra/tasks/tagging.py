@@ -196,7 +196,7 @@ def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) 
             column: int | None = tag_column
             if split == "test" and _lacks_tags(path, train, *columns, labels):
                 column = None
-                notes.append(f"{path.name} has no tags: it is answered, and not scored")
+                notes.append(f"{path.name} has no tags; it will be predicted but not scored")
             part = read_sentences(path, word_column, column, labels, notes)
             read.setdefault(split, []).append((path, part))
     for path, part in chain.from_iterable(read.values()):
@@ -400,7 +400,9 @@ def _read_columns(
             tags_of.extend([] if tag_column is None else [row[place]])
     if passed:
         count = f"{len(passed):,} lines, such as {passed[0]!r},"
-        notes.append(f"{path.name}: {count} are taken for comments: no word has such a tag")
+        notes.append(
+            f"{path.name}: {count} are treated as comments, because their tag occurs nowhere else"
+        )
     return [sentence for sentence in sentences if sentence.words]
 
 

@@ -13,9 +13,9 @@ class TextConfig(Settings):
     text_field: str = "text"
     """The field of a .jsonl record, or the column of a table, that holds the text."""
     encoding: str = "utf-8"
-    """Encoding of the text, such as euc_kr, shift_jis, gb18030, latin_1 or utf-16; detect: told for
-    each file, and said."""
+    """Encoding of the text, such as euc_kr, shift_jis, gb18030, latin_1 or utf-16. detect: guess
+    it for each file, and report the guess."""
     form: Literal["auto", "text"] = "auto"
-    """What lies in a file whose name does not tell, as .jsonl does. auto: its beginning tells:
-    plain text, JSON lines, an array of JSON, a table, pages of WikiExtractor; markup is refused.
-    text: plain text."""
+    """Format of files whose suffix does not show it. auto: detect it from the first bytes: plain
+    text, JSON lines, a JSON array, a table, pages of WikiExtractor; markup is refused. text: plain
+    text."""

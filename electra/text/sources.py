@@ -290,7 +290,7 @@ def _choose_text(
         if form == "plain text" and (
             is_beside or (is_rare and (is_about or format_of(path) in SETTINGS_FORMATS))
         ):
-            kind = "about the data, by its name and those beside it; name it to read it"
+            kind = "looks like a file about the data, such as a README; pass it by name to read it"
         if kind not in UNREPORTED and path.name.endswith(INCOMPLETE):
             kind = "an unfinished file"
         if not kind:
@@ -431,7 +431,7 @@ def _tell_table(
         if text_field in columns and is_table:
             return ("TSV" if separator == "\t" else "CSV"), ""
         if "\t" in lines[0] and is_even and len(lines) > 2 and not is_prose:
-            return None, f"a table by tabs without a column {text_field!r}"
+            return None, f"a tab-separated table without a column {text_field!r}"
     return "plain text", ""
 
 

@@ -291,7 +291,7 @@ def decode_beginning(first: bytes, encoding: str) -> tuple[str, int]:
 
 def guess(first: bytes) -> str:
     """Return which of CANDIDATES a text without marks is in; "" if it is in none."""
-    purpose = "telling encodings (or name yours: --set encoding=NAME)"
+    purpose = "detecting the encoding (or set it: --set encoding=NAME)"
     chardet = import_extra("chardet", "encodings", purpose)
     # Lines of English say nothing. The last line may end within a character.
     lines = [line for line in first[: first.rfind(b"\n") + 1].split(b"\n") if not line.isascii()]

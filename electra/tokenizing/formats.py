@@ -190,7 +190,7 @@ def _name_of(
 ) -> str:
     model = state["model"]
     if role == "unk" and (own := model.get("unk_token")) is not None:
-        require(own in ids, f"its model gives unknown text the token {own!r}, which it lacks")
+        require(own in ids, f"its unknown token {own!r} is not in the vocabulary")
         return str(own)
     if role == "unk" and model.get("unk_id") is not None:
         return str(model["vocab"][model["unk_id"]][0])

@@ -221,7 +221,7 @@ class PretrainConfig(Settings):
         Needs("generator.warmup_steps", "method.sharing!=all", "one of two networks rests"),
         Needs("method.sharing=all", "model.published_heads=False", "one has a decoder"),
         Needs("model.published_heads", "examples.attend=row", "every token's head reads [CLS]"),
-        Needs("model.enhanced_decoder", "model.enhanced_decoder=False", "published_heads sets it"),
+        Needs("model.enhanced_decoder", "model.enhanced_decoder=False", "set published_heads"),
         Needs(
             "generator.warmup_steps",
             "method.scheme!=two_stage",
@@ -333,10 +333,11 @@ def tell_unread(config: PretrainConfig, given: Collection[str]) -> Iterator[str]
     for when, names in UNREAD.items():
         name, value, is_so = config.look_up(when)
         unread = sorted(each for each in given if is_so and each.startswith(names))
-        yield from (f"{each} is not read with {name} {value}" for each in unread)
+        yield from (f"{each} has no effect when {name} is {value}" for each in unread)
     train = config.train
     if train.profile_step >= train.steps:
-        yield f"train.profile_step is not read: {train.profile_step} is no step before the last"
+        step = train.profile_step
+        yield f"train.profile_step {step} has no effect: it must be less than train.steps"
 
 
 def longest_warmup(steps: int) -> int:
