@@ -9,10 +9,20 @@ import pytest
 from runs import SMALL, words_of
 
 from benchmarks.speedrun.corruption import average, corrupt, judge, read_corruption
-from benchmarks.speedrun.records import TARGET, TASKS, Claim, judge_claim, write_list
-from benchmarks.speedrun.trials import judge_runs, pretrain_rows, tabulate
+from benchmarks.speedrun.records import (
+    BUDGET,
+    LEAST_SEEDS,
+    TARGET,
+    TASKS,
+    Claim,
+    judge_claim,
+    write_list,
+)
+from benchmarks.speedrun.trials import REFERENCE, judge_runs, pretrain_rows, tabulate
 from electra.checkpoints.folder import read_pretrained, read_run_config
 from electra.errors import UserError
+from electra.reproduce.suite import read_suite
+from electra.settings import parse_toml, parse_value
 
 ROOT = Path(__file__).parent.parent
 
@@ -195,3 +205,17 @@ def test_the_stored_corruption_of_the_repository_is_whole():
     changed = [a != b for a, b in zip(corruption.original, corruption.corrupt, strict=True)]
     assert 0.10 < np.concatenate(changed).mean() < 0.15  # of 15% masked, some were drawn again
     assert not any(each[[0, -1]].any() for each in changed)  # [CLS] and [SEP] stay
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "benchmarks" / "claims").glob("*.toml")), ids=lambda path: path.stem
+)
+def test_a_claim_has_a_suite_with_its_row_and_cost(path):
+    claim = parse_value("claim", parse_toml(path), Claim)
+    suite = read_suite(ROOT / "benchmarks" / "speedrun" / path.name)
+    (row,) = (row for row in suite.rows if row.name == claim.row)
+    assert [BUDGET * fraction for fraction in suite.fractions_of(row)] == pytest.approx(
+        [claim.flops]
+    )
+    assert (suite.tasks, suite.seeds, suite.budget) == (TASKS, LEAST_SEEDS, BUDGET)
+    assert suite.reference == suite.rows[0].name == REFERENCE
