@@ -665,7 +665,7 @@ def test_a_frozen_generator_is_that_of_the_other_run(train, tmp_path, objective)
     losses = [each["mlm_loss"] for each in read_metrics(tmp_path / "whole" / "metrics.jsonl")]
     assert all(np.isfinite(losses))
     manifest = read_manifest(tmp_path / "whole")
-    manifest["generator"]["sha256"] = "of other weights"
+    manifest["generator"]["sha256"] = {"model.safetensors": "of other weights"}
     write_json(tmp_path / "whole" / "manifest.json", manifest)
     (tmp_path / "whole" / "results.json").unlink()
     shutil.rmtree(tmp_path / "whole" / "checkpoints")
