@@ -159,7 +159,7 @@ def _describe_settings() -> str:
     """Return every setting: name, default, bounds, and the string below the field."""
     lines = ["# Settings", "", "Every setting is one field of a dataclass, in a `config.py`."]
     lines.append("`--set section.field=value` or a line of a TOML file changes it.")
-    files = sorted((ROOT / "electra").glob("*/config.py"))
+    files = sorted((ROOT / "electra").glob("*/*config.py"))
     for node in [node for path in files for node in ast.parse(path.read_text()).body]:
         if not isinstance(node, ast.ClassDef) or not node.name.endswith("Config"):
             continue

@@ -104,13 +104,16 @@ def _serve(
     from electra.service.server import Server
 
     server = Server(folders, settings, host, port, token=token, follow=is_page)
-    names = ", ".join(server.models)
-    print_done(f"serving {names} on {server.address} (interface: {server.address}/docs)")
-    if open_:
-        import webbrowser
 
-        webbrowser.open(server.address)
-    server.run()
+    def ready() -> None:
+        names = ", ".join(server.models)
+        print_done(f"serving {names} on {server.address} (interface: {server.address}/docs)")
+        if open_:
+            import webbrowser
+
+            webbrowser.open(server.address)
+
+    server.run(ready)
     print_done("stopped")
     if server.is_computing:
         sys.stdout.flush()

@@ -3,7 +3,7 @@
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,8 +74,11 @@ class Server:
         """Whether a batch goes on that nobody waits for: its thread ends with the process alone."""
         return self.service.queue.is_alive
 
-    def run(self) -> None:
-        """Serve until a signal to stop; then answer the requests in progress and return."""
+    def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until a signal to stop; then answer the requests in progress and return.
+
+        `ready` is called when signals are handled.
+        """
         settings = uvicorn.Config(
             self.service.app,
             http=partial(Connection, max_seconds=self.config.max_seconds),  # type: ignore[arg-type]
@@ -98,6 +101,7 @@ class Server:
             handlers[signal.SIGHUP] = self._make_hang_up(server.handle_exit)
         before = {each: signal.signal(each, handler) for each, handler in handlers.items()}
         try:
+            ready()
             server.run(sockets=[self.socket])
         finally:
             self.socket.close()
