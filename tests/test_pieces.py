@@ -211,7 +211,7 @@ def test_duplicates_are_counted_and_on_request_dropped(tokenizer, tmp_path):
 def test_a_run_of_tokens_has_the_same_hash_wherever_it_stands():
     words = np.arange(7, dtype=np.uint16)
     batch = TokenBatch(np.tile(words, 3), np.full(3, 7), np.full(3, 7))
-    hashes, _ = cleaning._hash_runs(batch, 5, whole=False)
+    hashes, _ = cleaning.hash_runs(batch, 5, whole=False)
     assert len({tuple(each) for each in hashes.reshape(3, 7)}) == 1
 
 

@@ -16,7 +16,7 @@ from electra.method.flops import count_run
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
 from electra.presets import PRESETS, encoder_sizes, modern_sizes
-from electra.pretraining import plan as memory
+from electra.pretraining import memory
 from electra.pretraining.memory import (
     free_in_groups,
     free_memory,
@@ -134,6 +134,7 @@ def test_memory_is_what_a_piece_keeps():
     assert whole - less == pytest.approx(6 * row, rel=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:the run reads the text")
 def test_a_step_that_does_not_fit_is_refused_before_anything_is_written(
     train, toy_config, tmp_path
 ):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
 from electra.errors import hide_passwords, require
-from electra.files import read_object, write_json
+from electra.files import check_hashes, read_object, write_json
 from electra.settings import AtLeast
 from electra.shapes import check_shape
 from electra.version import __version__
@@ -148,6 +148,7 @@ def find_best(run: Path) -> Path:
     A warning names the fine-tuning.
     """
     path = run / "results.json"
+    check_hashes(run)
     best = read_object(path).get("best") if path.is_file() else None
     if best is None:
         return run
