@@ -48,6 +48,7 @@ def build(pretrained, toy_question, seed=0, **changes):
 @pytest.mark.parametrize("best", ["0", "1", "2"])
 def test_the_encoder_is_that_of_the_best_seed_on_dev(best, first, start, toy_question, tmp_path):
     folder = shutil.copytree(first, tmp_path / "first")
+    (folder / "electra.json").unlink()
     results = json.loads((folder / "results.json").read_text())
     for seed, record in results["seeds"].items():
         record["scores"] = {"accuracy": 0.9 if seed == best else 0.8, "f1": 1 / (1 + int(seed))}
@@ -113,12 +114,13 @@ def test_tokens_that_the_first_task_lacked_are_handed_on_as_they_were(first, sta
 def test_folders_that_cannot_be_started_from_are_refused(first, start, toy_question, tmp_path):
     half = tmp_path / "half.incomplete"
     shutil.copytree(first, half)
+    (half / "electra.json").unlink()
     (half / "results.json").unlink()
     refuse("half.incomplete is not a finished folder of `electra finetune`", read_model, half)
     (half / "results.json").write_text("{")
     refuse("results.json, line 1: not valid JSON", read_model, half)
     write_json(half / "results.json", {"metric": "f1", "seeds": {"0": {"scores": {}}}})
-    refuse("is not a folder that `electra finetune` wrote: it lacks", read_model, half)
+    refuse("results.json: seeds.0.scores lacks 'f1'", read_model, half)
     out = tmp_path / "search"
     combinations = combine(CONFIG, [], ["learning_rate=1e-3,2e-3"])
     arguments = start, "own", toy_question, out

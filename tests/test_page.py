@@ -248,7 +248,7 @@ def test_fine_tuned_models_answer_texts_of_their_dev_sets(browser, tuned, toy_qu
     models, folder = tuned
     window = {"viewport": {"width": 390, "height": 844}}
     with (
-        served(*(folder / name for name in models)) as (_, port),
+        served(*(folder / name for name in models), limits=["dev_examples=true"]) as (_, port),
         shown(browser, f"http://127.0.0.1:{port}", "#answer .best", **window) as page,
     ):
 

@@ -8,7 +8,7 @@ import pytest
 from refusals import refuse
 
 from electra.checkpoints.manifest import read_manifest
-from electra.checkpoints.records import read_results
+from electra.checkpoints.results_files import read_results
 from electra.errors import UserError
 from electra.files import read_object
 from electra.interop.card import describe_run

@@ -22,7 +22,7 @@ from electra.shards.config import ExamplesConfig, PrepareConfig
 from electra.shards.examples import Examples
 from electra.shards.prepare import finish, prepare, prepare_share
 from electra.shards.store import COLUMNS, MAX_FETCHES, fetch_shards, open_shards
-from electra.text import streams as remote
+from electra.text import urls as remote
 from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
 

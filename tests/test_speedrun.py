@@ -19,10 +19,10 @@ from benchmarks.speedrun.records import (
     write_list,
 )
 from benchmarks.speedrun.trials import REFERENCE, judge_runs, pretrain_rows, tabulate
+from electra.assignments import parse_toml, parse_value
 from electra.checkpoints.folder import read_pretrained, read_run_config
 from electra.errors import UserError
 from electra.reproduce.suite import read_suite
-from electra.settings import parse_toml, parse_value
 
 ROOT = Path(__file__).parent.parent
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from electra.assignments import from_dict
 from electra.checkpoints.checkpoint import read_tensors
 from electra.checkpoints.manifest import find_best
-from electra.checkpoints.records import Begun, read_results
+from electra.checkpoints.results_files import Begun, read_results
 from electra.checkpoints.saved import (
     WEIGHTS_FILE,
     SavedModel,

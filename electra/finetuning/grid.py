@@ -14,7 +14,7 @@ from typing import Any
 
 from electra.assignments import override, to_dict
 from electra.checkpoints.folder import read_model
-from electra.checkpoints.records import read_results
+from electra.checkpoints.results_files import read_results
 from electra.errors import require
 from electra.files import refuse_existing, write_json
 from electra.finetuning.loop import LONGEST_WAIT, Progress, ignore, require_seeds, train_seeds

@@ -15,7 +15,7 @@ from typing import Any
 from electra.assignments import from_dict, to_dict
 from electra.checkpoints.checkpoint import write_tensors
 from electra.checkpoints.manifest import begin_session, find_commit, read_manifest
-from electra.checkpoints.records import Begun, SeedResults, read_results
+from electra.checkpoints.results_files import Begun, SeedResults, read_results
 from electra.errors import UserError, count_of, refuse_unlike, require
 from electra.files import (
     HASHES,

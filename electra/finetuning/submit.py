@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from electra.checkpoints.manifest import find_best
-from electra.checkpoints.records import read_results
+from electra.checkpoints.results_files import read_results
 from electra.errors import UserError, require
 from electra.files import check_hashes, make_folder, new_file, refuse_existing
 from electra.shapes import require_fields

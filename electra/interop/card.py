@@ -18,7 +18,7 @@ from electra.checkpoints.finetuned import Finetuned
 from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_curves
-from electra.checkpoints.records import Begun, read_results
+from electra.checkpoints.results_files import Begun, read_results
 from electra.files import read_object
 from electra.interop.onnx import NUM_SHAPES, SUSPECTED, Agreements
 from electra.interop.sentence_transformers import Similarity

@@ -13,7 +13,7 @@ from electra.checkpoints.checkpoint import find_checkpoint, list_checkpoints, ru
 from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
-from electra.checkpoints.records import RunResults
+from electra.checkpoints.results_files import RunResults
 from electra.errors import UserError, command, require
 from electra.files import copy_folder, new_folder, read_object, write_json, write_text
 from electra.method.config import SIZES_OF_GENERATOR

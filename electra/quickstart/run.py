@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from electra.assignments import differences, flatten, to_dict
 from electra.checkpoints.folder import read_run_config
-from electra.checkpoints.records import read_results
+from electra.checkpoints.results_files import read_results
 from electra.errors import command, require
 from electra.files import LOCK, hold, make_folder, new_folder, read_object, write_json
 from electra.finetuning.grid import combine, search

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 from electra.assignments import differences, flatten, from_dict, to_dict
 from electra.checkpoints.manifest import find_best, read_manifest
 from electra.checkpoints.metrics import read_curves
-from electra.checkpoints.records import read_results
+from electra.checkpoints.results_files import read_results
 from electra.errors import UserError, count_of, refuse_unlike, require
 from electra.files import HASHES, check_hashes, read_json, read_object
 from electra.method.config import ALONE, MethodConfig

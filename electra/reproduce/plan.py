@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple, TypedDict
 import torch
 
 from electra.assignments import differences, override, setting_name
-from electra.checkpoints import records
+from electra.checkpoints import results_files
 from electra.checkpoints.folder import read_pretrained, read_run_config
 from electra.checkpoints.metrics import read_metrics
 from electra.checkpoints.saved import SavedModel, SavedNetwork
@@ -474,7 +474,9 @@ def digest_files(digests: Iterable[str]) -> str:
 
 def find_digest(finetuning: Path) -> str:
     """Return the digest of the files that a fine-tuning reads."""
-    return digest_files(read_object(finetuning / "config.json", records.Begun)["files"].values())
+    return digest_files(
+        read_object(finetuning / "config.json", results_files.Begun)["files"].values()
+    )
 
 
 def count_finetunings(

@@ -14,7 +14,7 @@ from scipy.stats import t as student
 from electra.assignments import from_dict, to_dict
 from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import Branch, Flops, read_manifest
-from electra.checkpoints.records import Count, RunResults, Scores, read_results
+from electra.checkpoints.results_files import Count, RunResults, Scores, read_results
 from electra.errors import UserError, require
 from electra.files import check_hashes, read_object
 from electra.reports.glossary import format_interval

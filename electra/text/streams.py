@@ -304,11 +304,9 @@ def guess(first: bytes) -> str:
 
 
 def _settle_latin(whole: bytes, best: str) -> str:
-    """Return the detected encoding; of a text in Latin script cp1252, unless cp1250 fits better.
-
-    What has the letters of one language as well in either needs two words that are Central
-    European for certain: a few accents within English say little.
-    """
+    """Return the detected encoding; of a text in Latin script cp1252, unless cp1250 fits better."""
+    # What has the letters of one language as well in either needs two words that are Central
+    # European for certain: a few accents within English say little.
     if best in OTHER_SCRIPTS:
         words = _words_beyond_ascii(whole, best)
         is_mixed = sum(re.search("[a-zA-Z]", word) is not None for word in words)
