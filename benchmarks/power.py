@@ -1,6 +1,6 @@
 """What a failure of the power leaves of the files that a command writes, in models of file systems.
 
-`recording` notes, in the process of a command, what lies in a folder at each of its calls that
+`recording` notes, in the process of a command, the content of a folder at each of its calls that
 names, removes or syncs something, and which file or folder was synced. `rebuild` then writes the
 folder as a failure after one of these calls may leave it. Content is kept that was synced; of other
 content and of names a model says what is left:
@@ -55,7 +55,7 @@ class Change(NamedTuple):
 
 
 class Recorder:
-    """Notes what lies in a folder; an inode that is used again gets another number."""
+    """Notes the content of a folder; an inode that is used again gets another number."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -65,7 +65,7 @@ class Recorder:
         self.note("begin")
 
     def look(self) -> tuple[Names, dict[int, bytes]]:
-        """Return the names and the content of all that lies in the folder."""
+        """Return the names and the content of all files and folders in it."""
         names: Names = {}
         content: dict[int, bytes] = {}
         numbers, folders = {self.root.stat().st_ino: ROOT}, {str(self.root): ROOT}
@@ -85,7 +85,7 @@ class Recorder:
         return names, content
 
     def note(self, call: str, synced: int | None = None) -> None:
-        """Note what lies in the folder if something has changed, or an inode was synced."""
+        """Note the content of the folder if something has changed, or an inode was synced."""
         names, content = self.look()
         number = None if synced is None else self.numbers.get(synced)
         if not self.moments or number is not None or (names, content) != self.moments[-1][2:]:

@@ -32,7 +32,7 @@ from electra.training.machine import Machine, prepare_machine
 
 
 class Corruption(NamedTuple):
-    """Rows of ids with their special tokens, and what stands in them instead."""
+    """Rows of ids with their special tokens, and the same rows with replacements."""
 
     original: list[np.ndarray]
     corrupt: list[np.ndarray]

@@ -64,11 +64,9 @@ def predict(
         refuse_file(out, predicting.ANSWER_FORMATS)
     inputs = read_inputs(finetuned.facts, input_, columns)
     count = len(inputs.records)
+    who = f"seed {finetuned.seed} of {finetuned.folder}"
     if dry_run:
-        what, who = (
-            f"{count_of(count, 'input')} of {input_}",
-            f"seed {finetuned.seed} of {finetuned.folder}",
-        )
+        what = f"{count_of(count, 'input')} of {input_}"
         return print_dry_run(None, f"answer {what} with {who} to {out or 'standard output'}")
     model = predicting.load_model(finetuned, precision=precision)
     with Progress("predicting", unit="rows") as progress:
@@ -76,18 +74,20 @@ def predict(
     _note_blank(answers.blank, "has no answer: its fields are empty")
     if keep:
         answers = predicting.keep_columns(inputs.rows, answers)
-    if answers.num_cut:
-        was = "was" if answers.num_cut == 1 else "were"
-        print_note(
-            f"{answers.num_cut:,} of {count:,} inputs {was} longer than the run's rows of "
-            f"{model.sequence_length} tokens and {was} cut"
-        )
+    _note_cut(answers.num_cut, count, model.sequence_length)
     if out is None:
         return print_lines(predicting.list_json(answers))
     predicting.write_answers(out, answers)
-    print_done(
-        f"wrote {out}: {count_of(count, 'answer')} of seed {finetuned.seed} of {finetuned.folder}"
-    )
+    print_done(f"wrote {out}: {count_of(count, 'answer')} of {who}")
+
+
+def _note_cut(num_cut: int, count: int, length: int) -> None:
+    if num_cut:
+        was = "was" if num_cut == 1 else "were"
+        print_note(
+            f"{num_cut:,} of {count:,} inputs {was} longer than the run's rows of {length} tokens "
+            f"and {was} cut"
+        )
 
 
 def _note_blank(numbers: Iterable[int], what: str) -> None:
@@ -252,18 +252,23 @@ def score(
     if found:
         result = scoring.compare_pairs(found, scores)
         write_json(out, {**scorer.origin, **result})
-        kinds = result["kinds"].items()
-        rows = [(kind, each["pairs"], f"{each['accuracy']:.1%}") for kind, each in kinds]
-        print_table(rows, ("kind", "pairs", "preferred"))
-        return print_done(
-            f"wrote {out}: the good sentence of {count_of(result['pairs'], 'pair')} is preferred "
-            f"in {result['accuracy']:.1%}, mean of {count_of(len(kinds), 'kind')}"
-        )
+        return _print_preferred(out, result)
     scoring.write_scores(out, scores)
     _note_blank(_find_blank(sentences), "has no sum")
     scored = [each for each in scores if each.num_tokens]
     mean = sum(each.pll for each in scored) / sum(each.num_tokens for each in scored)
     print_done(f"wrote {out}: {count_of(len(scores), 'line')}, {mean:.3f} a token on average")
+
+
+def _print_preferred(out: Path, result: dict[str, Any]) -> None:
+    """Print how often the good sentence of a pair is preferred, by kind and on average."""
+    kinds = result["kinds"].items()
+    rows = [(kind, each["pairs"], f"{each['accuracy']:.1%}") for kind, each in kinds]
+    print_table(rows, ("kind", "pairs", "preferred"))
+    print_done(
+        f"wrote {out}: the good sentence of {count_of(result['pairs'], 'pair')} is preferred in "
+        f"{result['accuracy']:.1%}, mean of {count_of(len(kinds), 'kind')}"
+    )
 
 
 def embed(

@@ -352,13 +352,7 @@ def inspect(
         text: The text for a tokenizer: files, folders or globs.
         json: Print one JSON object.
     """
-    from electra.reports.inspection import (
-        describe_shards,
-        describe_text,
-        report_shards,
-        report_text,
-    )
-    from electra.shards.store import open_shards
+    from electra.reports.inspection import describe_text, report_text
     from electra.text.documents import Reader
     from electra.tokenizing.tokenizer import Tokenizer
 
@@ -377,12 +371,7 @@ def inspect(
             is_shards or is_url(folder),
             f"{folder} is no shards folder; to see what a tokenizer does, name a text by --text",
         )
-        with Progress("reading", unit="documents") as progress:
-            shards = open_shards(folder, verify="anew")
-            found = report_shards(shards, progress.update)
-        if json:
-            return print_lines([dumps(found, ensure_ascii=False)])
-        return print_sections(describe_shards(shards, found))
+        return _inspect_shards(folder, json=json)
     loaded = Tokenizer.load(folder / "tokenizer" if is_shards else folder)
     settings = override_from_toml(TokenizerConfig(), None, set_)
     reader = Reader(settings=settings, names=loaded.names)
@@ -391,6 +380,18 @@ def inspect(
     if json:
         return print_lines([dumps(report.as_json(), ensure_ascii=False)])
     print_sections(describe_text(loaded, report))
+
+
+def _inspect_shards(folder: Path, *, json: bool) -> None:
+    from electra.reports.inspection import describe_shards, report_shards
+    from electra.shards.store import open_shards
+
+    with Progress("reading", unit="documents") as progress:
+        shards = open_shards(folder, verify="anew")
+        found = report_shards(shards, progress.update)
+    if json:
+        return print_lines([dumps(found, ensure_ascii=False)])
+    print_sections(describe_shards(shards, found))
 
 
 OF_TRAINING = ("config.json", "metrics.jsonl", "results.json")

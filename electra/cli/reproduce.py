@@ -216,10 +216,8 @@ def _name_state(session: "Session", run: "PlannedRun") -> str:
 
 
 def _print_settings(session: "Session") -> None:
-    """Print all settings of the reference's pre-training, and what the other rows change.
-
-    Of the fine-tunings of each task, print the settings that are not the usual ones.
-    """
+    """Print all settings of the reference's pre-training, and what the other rows change."""
+    # Of the fine-tunings of each task, print the settings that are not the usual ones.
     from electra.reproduce.plan import finetune_configs
 
     suite, runs = session.setup.suite, {run.row.name: run for run in session.plan.runs}

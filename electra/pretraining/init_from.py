@@ -277,11 +277,9 @@ def find_beginnings(
 
 
 def _find_head(role: str, network: Network, start: SavedModel) -> Mapping[str, Tensor]:
-    """Return the parameters that a head on the kept encoder begins with; empty: it is new.
-
-    A head fits the encoder whose states it was trained on. That encoder may be saved twice: an
-    imported masked language model is the folder's encoder, and its generator.
-    """
+    """Return the parameters that a head on the kept encoder begins with; empty: it is new."""
+    # A head fits the encoder whose states it was trained on. That encoder may be saved twice: an
+    # imported masked language model is the folder's encoder, and its generator.
     if isinstance(network.head, NextSentenceHead):
         return start.kept.next_sentence
     own, generator = start.networks.get(role), start.generator
@@ -311,10 +309,8 @@ def _reads(network: SavedNetwork, kept: SavedNetwork) -> bool:
 def _find_modules(
     model: Objective, start: SavedModel
 ) -> Iterator[tuple[str, nn.Module, Mapping[str, Tensor]]]:
-    """Yield name, module and first weights of what is in no network, as all_tokens_mlm's copy head.
-
-    They are those of a run with the same objective; else they are empty, and the module is new.
-    """
+    """Yield name, module and first weights of what is in no network, such as a copy head."""
+    # They are those of a run with the same objective; else they are empty, and the module is new.
     described = {
         parameter
         for network in model.networks.values()

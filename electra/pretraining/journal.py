@@ -352,25 +352,12 @@ class Journal:
             flops=count_run(self.model, *self.config.amount),
         )
         self.heldout = heldout_rows(shards, self.config)
-        heldout = {name: heldout_rows(each, self.config) for name, each in domains.items()}
-        by_domain = {name: rows for name, rows in heldout.items() if rows is not None}
-        self.domains: Any = None
-        if by_domain:
-            from electra.pretraining.domains import DomainLosses
-
-            self.domains = DomainLosses(run, by_domain, step, first_step)
+        self.domains = self._open_domains(domains, first_step)
         self.alarms = Alarms(self.config)
         name, settings = self.config.train.tracker, to_dict(self.config)
         tracker = None if name == "none" else Tracker(name, run, settings)
         self.log = MetricsLog(run, first_step, tracker)
-        lost = totals.records - self.log.num_records + self.is_evaluated(first_step)
-        if lost > 0:
-            warnings.warn(
-                f"{self.log.path} lacks {lost:,} of {totals.records:,} records up to step "
-                f"{first_step:,}; curves have gaps there, and the totals are those of the "
-                "checkpoint",
-                stacklevel=2,
-            )
+        self._warn_of_lost_records(totals)
         self.before: dict[str, Any] = {}
         """The first held-out value of each measure of a continued run."""
         for record in read_metrics(run / "metrics.jsonl") if domains else ():
@@ -385,6 +372,27 @@ class Journal:
         """To be called after each step, for the profile."""
         if step.compiled:
             show({"part": "compiling", "step": first_step})
+
+    def _open_domains(self, domains: Domains, first_step: int) -> Any:
+        """Return the losses by domain of a continued run; None without held-out rows."""
+        heldout = {name: heldout_rows(each, self.config) for name, each in domains.items()}
+        by_domain = {name: rows for name, rows in heldout.items() if rows is not None}
+        if not by_domain:
+            return None
+        from electra.pretraining.domains import DomainLosses
+
+        return DomainLosses(self.run, by_domain, self.step, first_step)
+
+    def _warn_of_lost_records(self, totals: Totals) -> None:
+        """Warn if metrics.jsonl has fewer records than the checkpoint counts."""
+        lost = totals.records - self.log.num_records + self.is_evaluated(totals.step)
+        if lost > 0:
+            warnings.warn(
+                f"{self.log.path} lacks {lost:,} of {totals.records:,} records up to step "
+                f"{totals.step:,}; curves have gaps there, and the totals are those of the "
+                "checkpoint",
+                stacklevel=3,
+            )
 
     def is_evaluated(self, done: int) -> bool:
         """Return whether the last evaluation was the one after a step."""

@@ -70,16 +70,23 @@ def resolve(
 
         frozen = read_pretrained(Path(settings.generator.frozen_run)).masked_lm
         settings = fit_to_frozen(settings, frozen) if frozen else settings  # training refuses None
-    longest = longest_warmup(settings.shortest_schedule)
-    planned = settings.optimizer.warmup_steps
-    if planned > longest and "optimizer.warmup_steps" not in given:
-        settings = override(settings, [f"optimizer.warmup_steps={longest}"])
-        note(
-            f"shortened optimizer.warmup_steps from the preset's {planned:,} to {longest}, "
-            "a tenth of this run's schedule"
-        )
+    if "optimizer.warmup_steps" not in given:
+        settings = _shorten_warmup(settings, note)
     require_schedule(settings)
     return settings
+
+
+def _shorten_warmup(settings: PretrainConfig, note: Callable[[str], None]) -> PretrainConfig:
+    """Return settings whose warm-up is at most a tenth of the schedule."""
+    longest = longest_warmup(settings.shortest_schedule)
+    planned = settings.optimizer.warmup_steps
+    if planned <= longest:
+        return settings
+    note(
+        f"shortened optimizer.warmup_steps from the preset's {planned:,} to {longest}, "
+        "a tenth of this run's schedule"
+    )
+    return override(settings, [f"optimizer.warmup_steps={longest}"])
 
 
 def _fit_to_start(

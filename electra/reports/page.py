@@ -198,10 +198,8 @@ def _describe_run(run: Run) -> str:
 
 
 def _describe_gap(run: Run) -> str:
-    """Return a comparison of disc_loss with the constant predictor's loss; empty without them.
-
-    For a continued run it is the loss on the new text, at the end and at the beginning.
-    """
+    """Return a comparison of disc_loss with the constant predictor's loss; empty without them."""
+    # For a continued run it is the loss on the new text, at the end and at the beginning.
     known = [each["new_disc_loss"] for each in run.heldout if "new_disc_loss" in each]
     if known:
         return (

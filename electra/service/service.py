@@ -103,10 +103,8 @@ class Service:
             self._is_outdated.set()
 
     async def _keep(self) -> None:
-        """Replace each model when asked to; requests in progress keep the one that they began with.
-
-        A folder that cannot be read leaves its model as it is.
-        """
+        """Replace each model when asked to; requests in progress keep the one they began with."""
+        # A folder that cannot be read leaves its model as it is.
         while await self._is_outdated.wait():
             self._is_outdated.clear()
             for name, model in self.models.items():

@@ -129,8 +129,7 @@ def merge_pieces(
     }
     sync_all(folder)
     write_json(folder / MOVES, moves)
-    content = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
-    write_text(folder / "manifest.json", content)
+    write_text(folder / "manifest.json", json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
 
 
 def _describe_text(

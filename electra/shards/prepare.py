@@ -234,10 +234,8 @@ def _plan(
     *,
     clears: bool,
 ) -> None:
-    """Write the plan, or compare the one that is there; `clears`: remove what has none.
-
-    A plan that cannot be read is none; pieces hold their settings, and are compared with them.
-    """
+    """Write the plan, or compare the one that is there; `clears`: remove what has none."""
+    # A plan that cannot be read is none; pieces hold their settings, and are compared with them.
     path, settings = folder / PLAN, asdict(config)
     names = (*SETTINGS_OF_PIECES, "task_bytes")
     plan = {"tokenizer": tokenizer.digest, **{name: settings[name] for name in names}}
@@ -279,10 +277,8 @@ def _digest(pieces: Sequence[Piece]) -> str:
 
 
 def _is_merged(folder: Path, out: Path, files: Sequence[Path], config: PrepareConfig) -> bool:
-    """Return whether the last step was begun and pieces may be gone; a URL's never are.
-
-    If the step has left something damaged, all that it wrote is removed.
-    """
+    """Return whether the last step was begun and pieces may be gone; a URL's never are."""
+    # If the step has left something damaged, all that it wrote is removed.
     if is_url(out) or not (folder / "manifest.json").exists():
         return False
     plan = read_object(folder / PLAN, Begun)

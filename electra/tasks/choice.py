@@ -166,10 +166,8 @@ def _read_choices(
     *,
     may_be_blank: bool = False,
 ) -> Sequence[tuple[str, ...]]:
-    """Return the choices of each row: so many, or as many as the first has; none is empty.
-
-    If they `may_be_blank`, all choices of a row may be empty.
-    """
+    """Return the choices of each row: so many, or as many as the first has; none is empty."""
+    # If they `may_be_blank`, all choices of a row may be empty.
     if len(columns) == 1:
         rows = table.lists(columns[0])
     else:

@@ -4,14 +4,6 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator
 
-
-def replace_surrogates(text: str) -> str:
-    """Return the text with each unpaired surrogate, which is not a character, replaced."""
-    if text.isascii():
-        return text
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-
 MAX_WORD_CHARS = 100
 """Characters of the longest word. WordPiece encodes a longer word as one [UNK]. Source: BERT."""
 
@@ -19,6 +11,13 @@ MAX_WORD_CHARS = 100
 MAX_DECOMPOSITION = 4
 
 LONG_RUN = re.compile(rf"[^\s!-/:-@\[-`{{-~]{{{MAX_WORD_CHARS // MAX_DECOMPOSITION + 1},}}")
+
+
+def replace_surrogates(text: str) -> str:
+    """Return the text with each unpaired surrogate, which is not a character, replaced."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def group_texts(texts: Iterable[str], size: int) -> Iterator[list[str]]:

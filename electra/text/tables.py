@@ -77,10 +77,8 @@ def _split_rows(
     separator: str = "",
     may_be_short: bool = False,
 ) -> Iterator[tuple[int, Sequence[str]]]:
-    """Yield a table's columns and its rows that are not blank, with the line where each begins.
-
-    A first line such as "sep=;", by which Excel is told the separator, is none of the rows.
-    """
+    """Yield a table's columns and its rows that are not blank, with the line where each begins."""
+    # A first line such as "sep=;", by which Excel is told the separator, is none of the rows.
     if columns:
         yield 0, columns
     lines, begin = iter(lines), 1

@@ -149,10 +149,8 @@ def _read_flag(settings: Settings, name: str) -> bool | None:
 def _read_as_transformers(
     folder: Path, name: str, settings: Settings, config: Settings
 ) -> Definition:
-    """Return the definition of the tokenizer that transformers makes of a folder.
-
-    A tokenizer.json that transformers cannot read says all, and a warning reports it.
-    """
+    """Return the definition of the tokenizer that transformers makes of a folder."""
+    # A tokenizer.json that transformers cannot read says all, and a warning reports it.
     whole = folder / "tokenizer.json"
     with tell_place(folder / "tokenizer_config.json"):
         is_name = not name or (name.isascii() and name.isidentifier())
