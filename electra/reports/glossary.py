@@ -312,7 +312,7 @@ CAPTIONS = {
     "Generator's entropy": "Near 0, all samples are the same token.",
     "Learning rate": "Rises in the warm-up, and decays to 0 at the end.",
     "Speed": "A dip means that the machine had other work.",
-    "Gradient norm": "A sudden rise is a sign of divergence if the losses rise, too.",
+    "Gradient norm": "A sudden rise is a sign of divergence if the losses also rise.",
 }
 """What to look for in the report's curves, by title, in their order; others follow without."""
 
