@@ -37,7 +37,7 @@ from electra.reports.tokens import TokenView, describe
 from electra.reproduce.report import write_results
 from electra.reproduce.suite import Row, Suite
 from electra.terminal.live import Display
-from tools.claims import describe_gains, describe_mark, mark_table
+from tools.words import describe_gains, describe_mark, mark_table
 from tools.readme import BEGIN, END, update_readme
 
 HOSTILE = "</span><script>alert('x')</script>\"&"

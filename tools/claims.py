@@ -1,105 +1,324 @@
-"""What results say in words, so that no sentence about them is typed by hand."""
+"""Every measured number in README and docs, and where it comes from: `python -m tools.claims`.
 
-from collections.abc import Mapping, Sequence
+results/claims.toml has a record for each sentence, or row of a table, with measured numbers;
+docs/CLAIMS.md describes it.
+"""
 
-from electra.reports.rendering import Table
-from electra.reports.runs import Finetuning, pair_finetunings
+import json
+import re
+import statistics
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
-BERT_TINY: Mapping[str, tuple[float, float]] = {
-    "mnli": (0.654, 0.683),
-    "qnli": (0.779, 0.812),
-    "qqp": (0.811, 0.843),
-    "mrpc": (0.699, 0.729),
-    "sts-b": (0.665, 0.806),
+from electra.errors import UserError, require
+
+RECORDS = Path("results", "claims.toml")
+NUMBER = r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
+UNIT = (
+    r"(?:%|percent\b|points?\b|times\b|(?:ms|s|h|min|(?:second|minute|hour|day|week|core-hour)s?)\b"
+    r"|(?:[kKMGT]i?B|bytes?)\b|TFLOP/s|(?:M |million )?\w+(?:/s\b| a second\b))"
+)
+MEASURED = (
+    # a unit behind it, or behind a second number: 359 to 268 ms
+    rf"{NUMBER}(?=(?: ?(?:to|and|or|of|against|from|/|,) ?{NUMBER})* ?{UNIT})",
+    rf"{NUMBER}(?= ±)|(?<=± ){NUMBER}",
+    r"-?\d[\d,]*\.\d+",
+)
+START, END = r"(?<![\w.,-])(?<!\d\.)", r"(?!\d|[.,]\d|e[-+]?\d)"
+FINDERS = [re.compile(f"{START}(?:{each}){END}") for each in MEASURED]
+VERSION_OF = re.compile(r"(?:Python|torch|transformers|SQuAD)(?: before)? $")
+COMPARES = re.compile(
+    r"\b(?:above|below|better|worse|faster|slower|as fast|the speed of|higher|lower|ahead|gains?)\b"
+)
+ADMITS = re.compile(r"\b(?:one seed|single runs|not separable|cannot be told|no difference)\b")
+FEWEST_SEEDS = 3
+CONFIDENCE = 0.95
+KINDS = {
+    "not kept": "measured once, and the file was not kept",
+    "published": "of the paper or of others, cited as such",
+    "computed": "computed, from what the sentence says",
+    "limit": "a default, a limit or a bound that the code has",
+    "setting": "a setting or a definition",
+    "example": "an example",
 }
-"""Scores of BERT-Tiny (two layers of 128, trained on TPUs for a million steps) on GLUE's dev sets,
-by the metric that our fine-tuning reports: fine-tuned by Adam, hardly tuned, and by M-FAC. Source:
-the cards of M-FAC/bert-tiny-finetuned-*, means of five runs."""
-ON_TEST: Mapping[str, float] = {
-    **{"sst-2": 0.832, "mrpc": 0.711, "sts-b": 0.736, "qqp": 0.834},
-    **{"mnli": 0.702, "qnli": 0.815, "rte": 0.572, "cola": 0.0},
+"""Why a number of `[[others]]` needs no file."""
+
+
+def find_half_width(values: Sequence[float]) -> float:
+    """Return half the width of the 95% interval of a mean, by Student's t."""
+    from scipy.stats import t as student  # takes a second
+
+    quantile = float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
+    return quantile * statistics.stdev(values) / len(values) ** 0.5
+
+
+AGGREGATES: Mapping[str, Callable[[Sequence[float]], float]] = {
+    **{"mean": statistics.mean, "median": statistics.median, "std": statistics.stdev},
+    **{"min": min, "max": max, "sum": sum, "len": len, "half_width": find_half_width},
 }
-"""Its scores on the test sets, with which scores on dev cannot be compared: dev chose our settings.
-Source: README of google-research/bert."""
-OTHER_DATA: Mapping[str, str] = {
-    "qqp": "our own split of QQP",
-    "mnli": "29,490 of MNLI's 392,702 training pairs, official matched dev set",
-    "qnli": "train set of QNLI rebuilt from SQuAD, official dev set",
-    "conll2003": "CoNLL-2003, English",
-}
-"""Data that are not GLUE's own."""
 
 
-def describe_gains(finetunings: Sequence[Finetuning]) -> list[str]:
-    """Return lines that say on which tasks pre-training helps, hurts or makes no difference.
+class Comparison(NamedTuple):
+    """What a claim says to be more than something else: the interval of the gain, and the seeds."""
 
-    Tasks without one of the two starts are left out. The largest gains come first.
+    low: float
+    high: float
+    seeds: int
+
+
+def check_claims(root: Path) -> tuple[list[str], Counter[str]]:
+    """Return what is wrong with the claims and the pages, a line each, and what was counted.
+
+    Args:
+        root: The folder with README.md, docs/ and results/.
+
+    Raises:
+        UserError: results/claims.toml cannot be read, or a record lacks a field.
     """
-    pairs = [pair for pair in pair_finetunings(finetunings).values() if all(pair)]
-    gains: dict[str, list[tuple[float, str]]] = {"helps": [], "same": [], "hurts": []}
-    for pretrained, scratch in pairs:
-        assert pretrained
-        assert scratch
-        gain = pretrained.median - scratch.median
-        kind = "same" if not pretrained.differs(scratch) else "helps" if gain > 0 else "hurts"
-        seeds = ", one seed" if None in (pretrained.std, scratch.std) else ""
-        gains[kind].append((gain, f"{pretrained.task} ({gain:+.3f} {pretrained.metric}{seeds})"))
-    named = {
-        kind: ", ".join(text for _, text in sorted(found, reverse=True))
-        for kind, found in gains.items()
-    }
-    words = {
-        "helps": "Pre-training helps on",
-        "same": "It makes no difference beyond the spread of the seeds on",
-        "hurts": "It hurts on",
-    }
-    return [f"- {words[kind]} {text}." for kind, text in named.items() if text]
-
-
-def mark_table(finetunings: Sequence[Finetuning]) -> Table:
-    """Return our scores on dev, pre-trained and from scratch, beside those of BERT-Tiny.
-
-    Without a task of BERT-Tiny's there are no rows.
-    """
-    rows = []
-    pairs = [pair for pair in pair_finetunings(finetunings).values() if pair[0]]
-    is_beside = any(each and each.task in ON_TEST for each, _ in pairs)
-    for pretrained, scratch in pairs if is_beside else ():
-        assert pretrained
-        marks = BERT_TINY.get(pretrained.task)
-        rows.append(
-            [
-                pretrained.label,
-                pretrained.metric,
-                pretrained.score,
-                scratch.score if scratch else "-",
-                " / ".join(f"{mark:.3f}" for mark in marks or ()) or "-",
-                _compare(pretrained) if marks else "",
-                f"{ON_TEST[pretrained.task]:.3f}" if pretrained.task in ON_TEST else "-",
-                OTHER_DATA.get(pretrained.task, "GLUE's own"),
-            ]
+    path = root / RECORDS
+    try:
+        records = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+    pages = {name: read_page(root / name) for name in records["pages"]}
+    covered: dict[str, list[tuple[int, int]]] = {name: [] for name in pages}
+    problems: list[str] = []
+    counts: Counter[str] = Counter()
+    for claim in records.get("claims", ()):
+        try:
+            spans = list(_check_claim(claim, pages, root / "results"))
+        except UserError as error:
+            problems.append(f"{claim.get('page', '?')}: {claim.get('text', '?')!r}: {error}")
+            continue
+        covered[claim["page"]] += spans
+        counts.update({"claims": 1, "numbers": len(spans), "comparisons": "comparison" in claim})
+    for other in records.get("others", ()):
+        spans = _find_other(other, pages, problems)
+        covered.setdefault(other["page"], []).extend(spans)
+        numbers = find_measured(pages.get(other["page"], ""))
+        counts[other["kind"]] += sum(
+            any(first <= start < last for first, last in spans) for start, _ in numbers
         )
-    ours = ["task", "metric", "pre-trained, dev", "from scratch, dev"]
-    return Table([*ours, "BERT-Tiny, dev: Adam / M-FAC", "", "BERT-Tiny, test", "data"], rows)
+    for name, text in pages.items():
+        for start, end in find_measured(text):
+            if not any(first <= start and end <= last for first, last in covered[name]):
+                place = f"{text[max(start - 60, 0) : start]}>>{text[start:end]}<<{text[end:][:30]}"
+                problems.append(f"{name}: no claim has the number in {place!r}")
+    counts["withdrawn"] = len(records.get("withdrawn", ()))
+    return problems, counts
 
 
-def describe_mark(finetunings: Sequence[Finetuning]) -> str:
-    """Return sentences on how dev scores stand to those of BERT-Tiny on dev."""
-    text = (
-        "A public mark is BERT-Tiny, two layers of 128, trained on TPUs for a million steps, and "
-        "fine-tuned by Adam and by M-FAC."
+def read_page(path: Path) -> str:
+    """Return a page as it is read: without blocks of code, links' targets and generated tables."""
+    text = path.read_text(encoding="utf-8")
+    text = re.sub(r"<!-- (\w+):begin -->.*?<!-- \1:end -->", "", text, flags=re.DOTALL)
+    text = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    return " ".join(text.replace("**", "").split())
+
+
+def find_measured(text: str) -> list[tuple[int, int]]:
+    """Return where the measured numbers of a page are, in their order.
+
+    These have a unit of time, size or rate, a %, "points" or "times" behind them, are beside a ±,
+    or have a decimal point. Code between backquotes and versions have none.
+    """
+    code = [match.span() for match in re.finditer(r"`[^`]*`", text)]
+    found = {match.span() for finder in FINDERS for match in finder.finditer(text)}
+    return sorted(
+        (start, end)
+        for start, end in found
+        if not any(first <= start < last for first, last in code)
+        and not VERSION_OF.search(text[max(start - 30, 0) : start])
     )
-    found: dict[str, list[str]] = {"above both": [], "between": [], "below both": []}
-    for each in finetunings:
-        if each.task in BERT_TINY and not each.from_scratch and not each.after:
-            found[_compare(each)].append(each.task)
-    told = [f"{word} for {', '.join(tasks)}" for word, tasks in found.items() if tasks]
-    if told:
-        text += f" Ours are {'; '.join(told)}."
-    return text + " BERT-Tiny's scores on test are not compared with ours on dev."
 
 
-def _compare(finetuning: Finetuning) -> str:
-    """Return how a dev score stands to BERT-Tiny's two."""
-    number = sum(finetuning.median > mark for mark in BERT_TINY[finetuning.task])
-    return ("below both", "between", "above both")[number]
+def _check_claim(
+    claim: Mapping[str, Any], pages: Mapping[str, str], results: Path
+) -> Iterator[tuple[int, int]]:
+    """Yield where on its page the numbers of a claim are; a wrong claim is a UserError."""
+    require(claim.get("page") in pages, f"the page is not in the list `pages`: {sorted(pages)}")
+    page, text = pages[claim["page"]], claim["text"]
+    require(page.count(text) == 1, f"its page must have the text once, not {page.count(text)}x")
+    begin, place = page.index(text), 0
+    for number in claim["numbers"]:
+        shown, value = number["shown"], _evaluate(number, claim, results)
+        match = re.compile(f"{START}{re.escape(shown)}{END}").search(text, place)
+        require(match is not None, f"{shown} does not stand there, behind the numbers before it")
+        require(_rounds_to(value, shown), f"{shown} is shown, and the file has {value:.6g}")
+        assert match
+        place = match.end()
+        yield begin + match.start(), begin + place
+    _check_comparison(claim, results)
+    _find_commits(claim, results)
+
+
+def _rounds_to(value: float, shown: str) -> bool:
+    digits = len(shown.partition(".")[2])
+    return abs(value - float(shown.replace(",", ""))) <= 0.5000001 * 10**-digits
+
+
+def _evaluate(quantity: Mapping[str, Any], claim: Mapping[str, Any], results: Path) -> float:
+    """Return (field - minus) / over * times / per; minus and over are fields, or quantities."""
+    values = _look_up(quantity, claim, results)
+    value: float = AGGREGATES[quantity["of"]](values) if "of" in quantity else values
+    for name, sign in (("minus", -1), ("over", 1)):
+        if name in quantity:
+            inner = quantity[name]
+            if isinstance(inner, str):
+                inner = {"field": inner, **({"of": quantity["of"]} if "of" in quantity else {})}
+            defaults = {**claim, **({"file": quantity["file"]} if "file" in quantity else {})}
+            other = _evaluate(inner, defaults, results)
+            value = value - other if sign < 0 else value / other
+    return float(value) * quantity.get("times", 1) / quantity.get("per", 1)
+
+
+def _look_up(quantity: Mapping[str, Any], claim: Mapping[str, Any], results: Path) -> Any:
+    name = quantity.get("file", claim.get("file"))
+    require(bool(name), f"{quantity} names no file")
+    found = _resolve(_read(results / name), quantity["field"])
+    is_list = isinstance(found, list)
+    require(is_list or type(found) in (int, float), f"{quantity['field']} is no number: {found}")
+    require(is_list == ("of" in quantity), f"{quantity['field']}: a list needs `of`, a number none")
+    return found
+
+
+@cache
+def _read(path: Path) -> Any:
+    require("notes" not in path.parts, f"{path} was typed by hand: name a file of a command")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    return list(map(json.loads, text.splitlines())) if path.suffix == ".jsonl" else json.loads(text)
+
+
+def _resolve(data: Any, field: str) -> Any:
+    """Return what a path of keys, indices, `name=value&...`, `*` and `@mean` leads to."""
+    step, _, rest = field.partition("/")
+    if not step:
+        return data
+    if step.startswith("@"):
+        return AGGREGATES[step[1:]](list(data.values() if isinstance(data, Mapping) else data))
+    if step == "*":
+        return [_resolve(each, rest) for each in (data.values() if type(data) is dict else data)]
+    if isinstance(data, Mapping):
+        require(step in data, f"no field {step!r}; there are {', '.join(map(str, data))}"[:300])
+        return _resolve(data[step], rest)
+    require(isinstance(data, list), f"nothing is below {step!r}: {data!r}"[:200])
+    if "=" not in step:
+        return _resolve(data[int(step)], rest)
+    wanted = dict(pair.split("=", 1) for pair in step.split("&"))
+    found = [row for row in data if all(str(row.get(k)) == v for k, v in wanted.items())]
+    if rest.startswith("*/"):
+        return [_resolve(row, rest[2:]) for row in found]
+    require(len(found) == 1, f"{len(found)} records have {step!r}")
+    return _resolve(found[0], rest)
+
+
+def _check_comparison(claim: Mapping[str, Any], results: Path) -> None:
+    """Refuse what says more than its interval and its seeds, unless the sentence itself says so."""
+    text = claim["text"]
+    if ADMITS.search(text) or "no_comparison" in claim:
+        return
+    word = COMPARES.search(text)
+    if "comparison" not in claim:
+        require(word is None, f"says {word and word[0]!r}: name the interval under `comparison`")
+        return
+    for each in claim["comparison"]:
+        found = _read_comparison(each, claim, results)
+        interval = f"[{found.low:.4g}, {found.high:.4g}]"
+        require(found.low > 0, f"the interval of its gain, {interval}, does not lie above 0")
+        require(
+            found.seeds >= FEWEST_SEEDS,
+            f"{found.seeds} seeds are fewer than {FEWEST_SEEDS}: the sentence must say so",
+        )
+
+
+def _read_comparison(
+    comparison: Mapping[str, Any], claim: Mapping[str, Any], results: Path
+) -> Comparison:
+    """Return the stored interval of a gain, or Welch's over the values of two lists."""
+    if "gain" in comparison:
+        gain, half, seeds = (
+            _evaluate({"field": comparison[name]}, {**claim, **comparison}, results)
+            for name in ("gain", "half_width", "seeds")
+        )
+        gain *= comparison.get("sign", 1)
+        return Comparison(gain - half, gain + half, int(seeds))
+    from scipy.stats import ttest_ind  # takes a second
+
+    lists = []
+    for name in ("more", "less"):
+        quantity = comparison[name]
+        quantity = {"field": quantity} if isinstance(quantity, str) else quantity
+        lists.append(_look_up({"of": "mean", **quantity}, claim, results))
+    fewest = min(map(len, lists))
+    require(fewest > 1, "one value has no interval: the sentence must say `one seed`")
+    interval = ttest_ind(*lists, equal_var=False).confidence_interval(CONFIDENCE)
+    return Comparison(interval.low, interval.high, fewest)
+
+
+def _find_commits(claim: Mapping[str, Any], results: Path) -> list[str]:
+    """Return the commits of the claim's files: each has one, or a manifest beside it does."""
+    parts = [claim, *claim["numbers"]]
+    names = dict.fromkeys(part["file"] for part in parts if "file" in part)
+    commits = [claim["commit"]] if "commit" in claim else []
+    for name in () if commits else names:
+        path = results / name
+        beside = [path.with_name("manifest.json"), path.parent.parent / "manifest.json"]
+        files = [path, *(each for each in beside if each.is_file())]
+        found = [each for file in files for each in _gather_commits(_read(file))]
+        require(bool(found), f"{name} has no commit: give it as `commit`, or say why there is none")
+        commits += found
+    return list(dict.fromkeys(commits))
+
+
+def _gather_commits(data: Any) -> Iterator[str]:
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            if key in ("commit", "commits"):
+                yield from [value] if isinstance(value, str) else value or ()
+            else:
+                yield from _gather_commits(value)
+    elif isinstance(data, list):
+        for each in data:
+            yield from _gather_commits(each)
+
+
+def _find_other(
+    other: Mapping[str, str], pages: Mapping[str, str], problems: list[str]
+) -> list[tuple[int, int]]:
+    """Return where the phrase of a number without a file stands; what is wrong is a problem."""
+    page, phrase = pages.get(other["page"], ""), other["phrase"]
+    spans = [match.span() for match in re.finditer(re.escape(phrase), page)]
+    if not spans:
+        problems.append(f"{other['page']}: {phrase!r} of [[others]] does not stand there")
+    if other["kind"] not in KINDS or not other.get("why"):
+        kinds = ", ".join(map(repr, KINDS))
+        problems.append(f"{other['page']}: {phrase!r} needs `why`, and one of the kinds {kinds}")
+    return spans
+
+
+def main() -> None:
+    """Check the claims of this folder; print what is wrong, or what was counted."""
+    problems, counts = check_claims(Path())
+    print("\n".join(problems), file=sys.stderr)
+    told = [f"{counts[kind]} {kind}: {why}" for kind, why in KINDS.items()]
+    print(
+        f"{counts['claims']} claims with {counts['numbers']} numbers, {counts['comparisons']} of "
+        f"them comparisons; {counts['withdrawn']} withdrawn",
+        "Numbers without a file:",
+        *told,
+        sep="\n",
+    )
+    sys.exit(bool(problems))
+
+
+if __name__ == "__main__":
+    main()

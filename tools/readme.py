@@ -18,7 +18,7 @@ from electra.reports.runs import (
     read_finetuning,
     read_runs,
 )
-from tools.claims import describe_gains, describe_mark, mark_table
+from tools.words import describe_gains, describe_mark, mark_table
 from tools.picture import draw_results
 
 BEGIN = "<!-- results:begin -->"
