@@ -33,7 +33,7 @@ SECTIONS: dict[str, list[str]] = {
     + ["TOKENIZERS.md", "SERVING.md", "REPRODUCE.md", "GPUS.md", "RELIABILITY.md", "TROUBLE.md"],
     "Reference": ["ARTEFACTS.md", "verbs.md", "settings.md", "LIBRARY.md", "ARCHITECTURES.md"]
     + ["CLIENTS.md"],
-    "Results": [],
+    "Results": ["CLAIMS.md"],
     "How it is built": [
         "ARCHITECTURE.md",
         "EXTENDING.md",

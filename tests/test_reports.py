@@ -37,8 +37,8 @@ from electra.reports.tokens import TokenView, describe
 from electra.reproduce.report import write_results
 from electra.reproduce.suite import Row, Suite
 from electra.terminal.live import Display
-from tools.words import describe_gains, describe_mark, mark_table
 from tools.readme import BEGIN, END, update_readme
+from tools.words import describe_gains, describe_mark, mark_table
 
 HOSTILE = "</span><script>alert('x')</script>\"&"
 

@@ -36,6 +36,9 @@ COMPARES = re.compile(
     r"\b(?:above|below|better|worse|faster|slower|as fast|the speed of|higher|lower|ahead|gains?)\b"
 )
 ADMITS = re.compile(r"\b(?:one seed|single runs|not separable|cannot be told|no difference)\b")
+SENTENCE = re.compile(r"[.:;] |\|| - ")
+"""What ends a sentence, or a cell."""
+COMMITS = ("commit", "commits")
 FEWEST_SEEDS = 3
 CONFIDENCE = 0.95
 KINDS = {
@@ -85,19 +88,20 @@ def check_claims(root: Path) -> tuple[list[str], Counter[str]]:
         records = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
-    pages = {name: read_page(root / name) for name in records["pages"]}
+    pages = {path.relative_to(root).as_posix(): read_page(path) for path in find_pages(root)}
     covered: dict[str, list[tuple[int, int]]] = {name: [] for name in pages}
     problems: list[str] = []
     counts: Counter[str] = Counter()
-    for claim in records.get("claims", ()):
+    for claim in records["claims"]:
         try:
             spans = list(_check_claim(claim, pages, root / "results"))
-        except UserError as error:
-            problems.append(f"{claim.get('page', '?')}: {claim.get('text', '?')!r}: {error}")
+        except (UserError, LookupError, TypeError, ValueError, ZeroDivisionError) as error:
+            told = error if isinstance(error, UserError) else repr(error)
+            problems.append(f"{claim.get('page', '?')}: {claim.get('text', '?')!r}: {told}")
             continue
         covered[claim["page"]] += spans
         counts.update({"claims": 1, "numbers": len(spans), "comparisons": "comparison" in claim})
-    for other in records.get("others", ()):
+    for other in records["others"]:
         spans = _find_other(other, pages, problems)
         covered.setdefault(other["page"], []).extend(spans)
         numbers = find_measured(pages.get(other["page"], ""))
@@ -109,8 +113,17 @@ def check_claims(root: Path) -> tuple[list[str], Counter[str]]:
             if not any(first <= start and end <= last for first, last in covered[name]):
                 place = f"{text[max(start - 60, 0) : start]}>>{text[start:end]}<<{text[end:][:30]}"
                 problems.append(f"{name}: no claim has the number in {place!r}")
-    counts["withdrawn"] = len(records.get("withdrawn", ()))
+    for each in records["withdrawn"]:
+        if each["text"] in read_page(root / each["page"]):
+            problems.append(f"{each['page']}: {each['text']!r} was withdrawn, and stands there")
+        counts["withdrawn"] += bool(each["why"])
     return problems, counts
+
+
+def find_pages(root: Path) -> list[Path]:
+    """Return README and the pages of docs/ but for those that a program writes."""
+    pages = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    return [page for page in pages if not page.read_bytes().startswith(b"<!-- written by")]
 
 
 def read_page(path: Path) -> str:
@@ -142,7 +155,7 @@ def _check_claim(
     claim: Mapping[str, Any], pages: Mapping[str, str], results: Path
 ) -> Iterator[tuple[int, int]]:
     """Yield where on its page the numbers of a claim are; a wrong claim is a UserError."""
-    require(claim.get("page") in pages, f"the page is not in the list `pages`: {sorted(pages)}")
+    require(claim.get("page") in pages, f"there is no such page; there are {', '.join(pages)}")
     page, text = pages[claim["page"]], claim["text"]
     require(page.count(text) == 1, f"its page must have the text once, not {page.count(text)}x")
     begin, place = page.index(text), 0
@@ -154,7 +167,7 @@ def _check_claim(
         assert match
         place = match.end()
         yield begin + match.start(), begin + place
-    _check_comparison(claim, results)
+    _check_comparison(claim, _find_sentence(page, begin, begin + len(text)), results)
     _find_commits(claim, results)
 
 
@@ -184,6 +197,7 @@ def _look_up(quantity: Mapping[str, Any], claim: Mapping[str, Any], results: Pat
     found = _resolve(_read(results / name), quantity["field"])
     is_list = isinstance(found, list)
     require(is_list or type(found) in (int, float), f"{quantity['field']} is no number: {found}")
+    require(found != [], f"{quantity['field']} leads to nothing")
     require(is_list == ("of" in quantity), f"{quantity['field']}: a list needs `of`, a number none")
     return found
 
@@ -221,14 +235,19 @@ def _resolve(data: Any, field: str) -> Any:
     return _resolve(found[0], rest)
 
 
-def _check_comparison(claim: Mapping[str, Any], results: Path) -> None:
+def _find_sentence(page: str, start: int, end: int) -> str:
+    """Return a part of a page with the rest of its sentence, or of its cell."""
+    before = [match.end() for match in SENTENCE.finditer(page, 0, start)]
+    after = SENTENCE.search(page, max(end - 1, start))
+    return page[before[-1] if before else 0 : after.start() if after else len(page)]
+
+
+def _check_comparison(claim: Mapping[str, Any], sentence: str, results: Path) -> None:
     """Refuse what says more than its interval and its seeds, unless the sentence itself says so."""
-    text = claim["text"]
-    if ADMITS.search(text) or "no_comparison" in claim:
-        return
-    word = COMPARES.search(text)
     if "comparison" not in claim:
-        require(word is None, f"says {word and word[0]!r}: name the interval under `comparison`")
+        word = COMPARES.search(re.sub("`[^`]*`", "", sentence))
+        is_free = word is None or ADMITS.search(sentence) or "no_comparison" in claim
+        require(bool(is_free), f"says {word and word[0]!r}: name the interval under `comparison`")
         return
     for each in claim["comparison"]:
         found = _read_comparison(each, claim, results)
@@ -266,29 +285,34 @@ def _read_comparison(
 
 def _find_commits(claim: Mapping[str, Any], results: Path) -> list[str]:
     """Return the commits of the claim's files: each has one, or a manifest beside it does."""
-    parts = [claim, *claim["numbers"]]
-    names = dict.fromkeys(part["file"] for part in parts if "file" in part)
-    commits = [claim["commit"]] if "commit" in claim else []
-    for name in () if commits else names:
+    commits: dict[str, None] = {}
+    for name in _name_files(claim):
         path = results / name
-        beside = [path.with_name("manifest.json"), path.parent.parent / "manifest.json"]
+        beside = (path.with_name("manifest.json"), path.parent.parent / "manifest.json")
         files = [path, *(each for each in beside if each.is_file())]
-        found = [each for file in files for each in _gather_commits(_read(file))]
-        require(bool(found), f"{name} has no commit: give it as `commit`, or say why there is none")
-        commits += found
-    return list(dict.fromkeys(commits))
+        found = [commit for file in files for commit in _gather(_read(file), COMMITS)]
+        require(bool(found), f"{name} has no commit, nor has a manifest.json beside it")
+        commits |= dict.fromkeys(found)
+    return list(commits)
 
 
-def _gather_commits(data: Any) -> Iterator[str]:
+def _name_files(claim: Mapping[str, Any]) -> list[str]:
+    """Return the files of a claim's numbers and comparisons, each once."""
+    parts = {name: claim.get(name, ()) for name in ("file", "numbers", "comparison")}
+    return list(dict.fromkeys(_gather(parts, ("file",))))
+
+
+def _gather(data: Any, names: Sequence[str]) -> Iterator[str]:
+    """Yield the texts that stand under one of some names, at any depth."""
     if isinstance(data, Mapping):
         for key, value in data.items():
-            if key in ("commit", "commits"):
-                yield from [value] if isinstance(value, str) else value or ()
+            if key in names and value:
+                yield from [value] if isinstance(value, str) else value
             else:
-                yield from _gather_commits(value)
+                yield from _gather(value, names)
     elif isinstance(data, list):
         for each in data:
-            yield from _gather_commits(each)
+            yield from _gather(each, names)
 
 
 def _find_other(
@@ -305,16 +329,27 @@ def _find_other(
     return spans
 
 
+def list_claims(root: Path) -> Iterator[str]:
+    """Yield a line for each claim: page, text, files and commits."""
+    records = tomllib.loads((root / RECORDS).read_text(encoding="utf-8"))
+    for claim in records["claims"]:
+        commits = " ".join(each[:10] for each in _find_commits(claim, root / "results"))
+        yield f"{claim['page']}: {claim['text']}\n    {', '.join(_name_files(claim))}: {commits}"
+
+
 def main() -> None:
-    """Check the claims of this folder; print what is wrong, or what was counted."""
+    """Check the claims of this folder; print what is wrong, and what was counted, or all claims."""
+    if sys.argv[1:] == ["--list"]:
+        print("\n".join(list_claims(Path())))
+        return
     problems, counts = check_claims(Path())
-    print("\n".join(problems), file=sys.stderr)
-    told = [f"{counts[kind]} {kind}: {why}" for kind, why in KINDS.items()]
+    for problem in problems:
+        print(problem, file=sys.stderr)
     print(
         f"{counts['claims']} claims with {counts['numbers']} numbers, {counts['comparisons']} of "
         f"them comparisons; {counts['withdrawn']} withdrawn",
         "Numbers without a file:",
-        *told,
+        *(f"{counts[kind]:4} {kind}: {why}" for kind, why in KINDS.items()),
         sep="\n",
     )
     sys.exit(bool(problems))

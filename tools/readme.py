@@ -18,8 +18,8 @@ from electra.reports.runs import (
     read_finetuning,
     read_runs,
 )
-from tools.words import describe_gains, describe_mark, mark_table
 from tools.picture import draw_results
+from tools.words import describe_gains, describe_mark, mark_table
 
 BEGIN = "<!-- results:begin -->"
 END = "<!-- results:end -->"
