@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import electra
-from tools.claims import RECORDS, check_claims, find_measured, read_page
+from tools.claims import RECORDS, check_claims, find_measured, list_claims, read_page
 
 ROOT = Path(electra.__file__).parent.parent
 SUITE = {
@@ -59,6 +59,9 @@ def test_every_measured_number_has_its_file_and_field():
     assert not problems
     assert counts["claims"] > 50
     assert counts["not kept"] <= 3
+    lines = "\n".join(list_claims(ROOT))
+    assert "README.md: RTD is 2.7 ± 1.9 points above masked language modelling\n" in lines
+    assert "one-gpu/objectives-modern/results.json: 300bba233f\n" in lines
 
 
 @pytest.mark.parametrize(
@@ -127,7 +130,7 @@ def test_a_number_is_the_fields_value_rounded_as_shown(tell):
         (
             "60%",
             'shown = "60", field = "rows/0/scores/sst-2", minus = "rows/0/scores/cola", '
-            'times = 100',
+            "times = 100",
         ),
         ("4.0", 'shown = "4.0", field = "rows/seed=0/scores/sst-2", over = "rows/0/scores/cola"'),
         ("17 s", 'shown = "17", field = "loop/1", times = 1000, per = 60'),
@@ -155,6 +158,13 @@ def test_above_is_refused_where_the_interval_holds_0_or_seeds_are_few(tell, gain
     claims = claim(page, comparison=COMPARES)
     assert not tell(page, claims)
     assert told in tell(page, claims, gain=gain)
+
+
+def test_a_comparison_may_be_of_the_other_direction(tell):
+    page = "MLM is below RTD."
+    claims = claim(page, comparison=f"{COMPARES}, sign = -1")
+    assert "does not lie above 0" in tell(page, claims)
+    assert not tell(page, claims, gain={"mean": -2.7, "half_width": 1.9, "seeds": 3})
 
 
 def test_a_comparison_names_its_interval_or_says_that_it_has_none(tell):

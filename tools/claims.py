@@ -47,7 +47,6 @@ KINDS = {
     "computed": "computed, from what the sentence says",
     "limit": "a default, a limit or a bound that the code has",
     "setting": "a setting or a definition",
-    "example": "an example",
 }
 """Why a number of `[[others]]` needs no file."""
 
@@ -81,13 +80,15 @@ def check_claims(root: Path) -> tuple[list[str], Counter[str]]:
         root: The folder with README.md, docs/ and results/.
 
     Raises:
-        UserError: results/claims.toml cannot be read, or a record lacks a field.
+        UserError: results/claims.toml cannot be read, or lacks one of its lists.
     """
     path = root / RECORDS
     try:
         records = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
+    for name in ("claims", "others", "withdrawn"):
+        require(name in records, f"{path} has no list {name!r}; write `{name} = []` if it is empty")
     pages = {path.relative_to(root).as_posix(): read_page(path) for path in find_pages(root)}
     covered: dict[str, list[tuple[int, int]]] = {name: [] for name in pages}
     problems: list[str] = []
@@ -194,6 +195,7 @@ def _evaluate(quantity: Mapping[str, Any], claim: Mapping[str, Any], results: Pa
 def _look_up(quantity: Mapping[str, Any], claim: Mapping[str, Any], results: Path) -> Any:
     name = quantity.get("file", claim.get("file"))
     require(bool(name), f"{quantity} names no file")
+    require(not name.startswith("notes/"), f"{name} was typed by hand: name a file of a command")
     found = _resolve(_read(results / name), quantity["field"])
     is_list = isinstance(found, list)
     require(is_list or type(found) in (int, float), f"{quantity['field']} is no number: {found}")
@@ -204,7 +206,6 @@ def _look_up(quantity: Mapping[str, Any], claim: Mapping[str, Any], results: Pat
 
 @cache
 def _read(path: Path) -> Any:
-    require("notes" not in path.parts, f"{path} was typed by hand: name a file of a command")
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
