@@ -166,7 +166,7 @@ def _describe_settings() -> str:
         lines += ["", f"## {node.name}", "", " ".join((ast.get_docstring(node) or "").split()), ""]
         lines += ["| setting | default | meaning |", "| --- | --- | --- |"]
         for field, below in zip(node.body, [*node.body[1:], None], strict=True):
-            if not isinstance(field, ast.AnnAssign):
+            if not isinstance(field, ast.AnnAssign) or "ClassVar" in ast.unparse(field.annotation):
                 continue
             is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
             meaning = " ".join(str(below.value.value).split()) if is_text else ""

@@ -8,21 +8,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from electra.method.config import GeneratorConfig, MethodConfig
-from electra.model.config import EncoderConfig
+from electra.model.config import ElectraConfig, EncoderConfig
+from electra.model.deberta_config import DebertaConfig
+from electra.model.modernbert_config import ModernBertConfig
 from electra.shards.config import ExamplesConfig
 from electra.tasks.config import FinetuneConfig
 from electra.training.config import OptimizerConfig, PretrainConfig, TrainConfig
 
 
 def encoder_sizes(
-    hidden_size: int, num_hidden_layers: int, embedding_size: int, **changes: Any
+    hidden_size: int,
+    num_hidden_layers: int,
+    embedding_size: int,
+    kind: type[EncoderConfig] = ElectraConfig,
+    **changes: Any,
 ) -> EncoderConfig:
     """Return an encoder with BERT's proportions.
 
     Attention heads have 64 dimensions, and the feed-forward layer is four times as wide as the
     hidden states.
     """
-    return EncoderConfig(
+    return kind(
         embedding_size=embedding_size,
         hidden_size=hidden_size,
         num_hidden_layers=num_hidden_layers,
@@ -42,8 +48,7 @@ def modern_sizes(hidden_size: int, num_hidden_layers: int) -> EncoderConfig:
     Source: Warner et al. 2024 (ModernBERT); JHU-CLSP/ettin-encoder-vs-decoder
     pretraining/configs/standard/very_tiny/encoder_very_tiny.yaml.
     """
-    return EncoderConfig(
-        architecture="modernbert",
+    return ModernBertConfig(
         embedding_size=hidden_size,
         hidden_size=hidden_size,
         num_hidden_layers=num_hidden_layers,
@@ -57,8 +62,8 @@ def modern_sizes(hidden_size: int, num_hidden_layers: int) -> EncoderConfig:
 
 def deberta_sizes(hidden_size: int, num_hidden_layers: int, **changes: Any) -> EncoderConfig:
     """Return an encoder of the architecture deberta-v2, with DeBERTaV3's settings."""
-    changes = {"architecture": "deberta-v2", "layer_norm_eps": 1e-7, **changes}
-    return encoder_sizes(hidden_size, num_hidden_layers, hidden_size, **changes)
+    changes = {"layer_norm_eps": 1e-7, **changes}
+    return encoder_sizes(hidden_size, num_hidden_layers, hidden_size, DebertaConfig, **changes)
 
 
 def _deberta(

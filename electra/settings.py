@@ -91,6 +91,9 @@ class Settings:
         for rule in self.needs:
             rule.check(self)
         self.check()
+        kind = self.class_for(getattr(self, self.tag)) if self.tag else type(self)
+        if type(self) is not kind:  # a bug: assignments choose the class by the tag
+            raise TypeError(f"{self.tag} {getattr(self, self.tag)} has {kind.__name__}")
 
     @classmethod
     def class_for(cls, value: object) -> type["Settings"]:

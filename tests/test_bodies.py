@@ -16,8 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from electra.checkpoints.names import ARCHITECTURES, DEBERTA, ELECTRA, MODERNBERT
 from electra.model import masked_lm
-from electra.model.config import EncoderConfig
+from electra.model.config import ElectraConfig
 from electra.model.deberta import DisentangledLayer, find_rows
+from electra.model.deberta_config import DebertaConfig
 from electra.model.electra import PostNormLayer
 from electra.model.encoder import Encoder
 from electra.model.fused.disentangled import FusedDisentangledLayer
@@ -26,6 +27,7 @@ from electra.model.fused.pre_norm import FusedPreNormLayer
 from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.model.initialisation import init_weights
 from electra.model.modernbert import PreNormLayer, find_block
+from electra.model.modernbert_config import ModernBertConfig
 from electra.model.parts import DropoutMasks
 from electra.presets import deberta_sizes, encoder_sizes
 from electra.tokenizing.tokenizer import make_tokenizer
@@ -33,24 +35,20 @@ from electra.tokenizing.tokenizer import make_tokenizer
 VOCAB = 99
 TOKENIZER = make_tokenizer(VOCAB)
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-SIZES = EncoderConfig(
-    **{"architecture": "modernbert", "vocab_size": VOCAB, "embedding_size": 48, "hidden_size": 48},
-    **{"num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 80},
-    **{"max_position_embeddings": 1024, "layer_norm_eps": 1e-5, "local_attention": 32},
-    **NO_DROPOUT,
-)
+OF_ALL = {
+    **{"vocab_size": VOCAB, "embedding_size": 48, "hidden_size": 48, "num_attention_heads": 3},
+    **{"intermediate_size": 80, "max_position_embeddings": 1024, **NO_DROPOUT},
+}
+SIZES = ModernBertConfig(**OF_ALL, num_hidden_layers=4, layer_norm_eps=1e-5, local_attention=32)
 BIASES = dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True)
 WITH_BIASES = dataclasses.replace(SIZES, global_attn_every_n_layers=2, **BIASES)
-DISTANCES = dataclasses.replace(
-    SIZES,
-    **{"architecture": "deberta-v2", "num_hidden_layers": 2, "layer_norm_eps": 1e-7},
-    **{"local_attention": 128, "position_buckets": 8, "max_relative_positions": 32},
+DISTANCES = DebertaConfig(
+    **{**OF_ALL, "num_hidden_layers": 2, "layer_norm_eps": 1e-7},
+    **{"position_buckets": 8, "max_relative_positions": 32},
 )
 DECODER = dataclasses.replace(DISTANCES, enhanced_decoder=True)
 AS_PUBLISHED = dataclasses.replace(DISTANCES, position_buckets=256, max_relative_positions=512)
-SEGMENTS = dataclasses.replace(
-    SIZES, architecture="electra", layer_norm_eps=1e-12, local_attention=128, num_hidden_layers=3
-)
+SEGMENTS = ElectraConfig(**OF_ALL, num_hidden_layers=3)
 FORMS = {
     "electra": (PostNormLayer, FusedPostNormLayer),
     "modernbert": (PreNormLayer, FusedPreNormLayer),
@@ -224,7 +222,7 @@ def run(is_fast, dtype, length, dropout_prob, number, sizes):
     if dropout_prob:
         masks = DropoutMasks(6 * (length + 48) ** 2, dtype, {dropout_prob, dropout_prob / 2})
     queries = torch.randn(shape, generator=rng(7)).to(dtype).requires_grad_()
-    more = [queries] if sizes.enhanced_decoder else []
+    more = [queries] if sizes.applies_last_twice else []
     y = encoder.layers[number](x, places, masks, *more)
     (y.float() * weights).sum().backward()
     gradients = {n: each.grad for n, each in encoder.named_parameters() if each.grad is not None}

@@ -20,6 +20,7 @@ from electra.assignments import flatten, from_dict, override, to_dict
 from electra.checkpoints.folder import read_pretrained
 from electra.cli import app, main
 from electra.method.config import MethodConfig
+from electra.model.config import EncoderConfig
 from electra.presets import PRESETS
 from electra.pretraining.loop import pretrain
 from electra.tasks.config import FinetuneConfig
@@ -51,11 +52,9 @@ SECTIONS = {
     for field in dataclasses.fields(config)
     if dataclasses.is_dataclass(field.type)
 }
-SECTIONS["method"] |= {  # of one objective alone
-    each.name
-    for kind in MethodConfig.kinds
-    for each in dataclasses.fields(MethodConfig.class_for(kind))
-}
+for section, config in {"method": MethodConfig, "model": EncoderConfig}.items():
+    for kind in config.kinds:  # of one objective, or body, alone
+        SECTIONS[section] |= {each.name for each in dataclasses.fields(config.class_for(kind))}
 
 
 def read_blocks(page, language=""):

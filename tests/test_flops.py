@@ -18,7 +18,7 @@ from electra.method.flops import (
 from electra.method.masking import Vocabulary
 from electra.model.likelihood import log_likelihood_plain
 from electra.objectives import masked_language_modelling
-from electra.presets import PRESETS, encoder_sizes
+from electra.presets import PRESETS, encoder_sizes, modern_sizes
 from electra.pretraining.memory import make_rows
 from electra.pretraining.networks import build_objective, sketch_objective
 
@@ -58,7 +58,7 @@ def test_a_causal_model_predicts_all_tokens_but_the_first():
 
 def test_the_gate_of_modernbert_is_counted_with_its_products():
     plain = sizes(64, 3)
-    gated = dataclasses.replace(plain, architecture="modernbert")
+    gated = dataclasses.replace(modern_sizes(64, 3), intermediate_size=plain.intermediate_size)
     inner = plain.intermediate_size
     gates = 3 * (2 * 64 * inner + inner) * 512  # additions as well
     assert train(gated, 5, 7) - train(plain, 5, 7) == pytest.approx(2 * 5 * 7 * gates, rel=1e-9)

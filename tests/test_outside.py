@@ -23,6 +23,7 @@ from electra.training.machine import Machine
 
 DOCS = Path(electra.__file__).parent.parent / "docs"
 OTHERS = """
+from electra.model.modernbert_config import ModernBertConfig
 from electra.model.parts import Body
 from electra.model.modernbert import PreNormLayer, RotaryPlaces, TokenEmbeddings
 from electra.tasks.classification import Classification
@@ -30,10 +31,18 @@ from electra.tasks.own import read_own_task
 import dataclasses
 
 class Halved(PreNormLayer):
-    def forward(self, x_BLH, *others):
-        return (x_BLH + super().forward(x_BLH, *others)) / 2
+    def __init__(self, config, number):
+        super().__init__(config, number)
+        self.divisor = config.divisor
 
-BODY = Body(TokenEmbeddings, RotaryPlaces, Halved, "", True)
+    def forward(self, x_BLH, *others):
+        return (x_BLH + super().forward(x_BLH, *others)) / self.divisor
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HalvedConfig(ModernBertConfig):
+    divisor: float = 2.0
+
+BODY = Body(HalvedConfig, TokenEmbeddings, RotaryPlaces, Halved, ends_with_norm=True)
 
 class Shouting(Classification):
     @classmethod
@@ -105,9 +114,11 @@ def test_a_body_of_another_package_trains_and_embeds_and_has_no_export(
 ):
     install({"others": OTHERS}, {"electra.bodies": {"halved": "others:BODY"}})
     run = train("run", "model.architecture=halved model.embedding_size=128 train.steps=6",
+                "model.local_attention=8 model.divisor=1.5",
                 "generator.hidden_fraction=1 generator.layers_fraction=0.5",
                 "train.initial_weights=bert")  # fmt: skip
     assert read_records(run, "heldout")[-1]["disc_loss"] > 0
+    assert read_run_config(run).model.divisor == 1.5
     vectors = electra.embed(electra.load(run), ["the queen sold a boat ."])
     assert vectors.shape == (1, 128)
     with pytest.raises(SystemExit):

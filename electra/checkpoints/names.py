@@ -21,9 +21,11 @@ from torch import Tensor
 from electra.checkpoints.checkpoint import Weights
 from electra.checkpoints.parameters import Tensors, gather, list_parameters, require_layers
 from electra.errors import require
-from electra.model.config import OF_ONE_ARCHITECTURE, EncoderConfig
+from electra.model.config import ElectraConfig, EncoderConfig
+from electra.model.deberta_config import DebertaConfig
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead
+from electra.model.modernbert_config import ModernBertConfig
 from electra.objectives.masked_language_modelling import NextSentenceHead
 from electra.tokenizing.tokenizer import Tokenizer
 
@@ -58,7 +60,7 @@ class Architecture:
     """Of each kind of head that a class has."""
     fields: Mapping[str, tuple[str, Any]]
     """Name in config.json, and transformers' default, of the fields of `EncoderConfig` there."""
-    write_others: Callable[[EncoderConfig, Tokenizer], dict[str, Any]]
+    write_others: Callable[[Any, Tokenizer], dict[str, Any]]
     """Returns the fields of config.json that are no field of `EncoderConfig`."""
     read_config: Callable[[Mapping[str, Any]], EncoderConfig]
     """Returns the sizes. Missing fields have transformers' defaults. Raises UserError if a field
@@ -201,10 +203,10 @@ def _read_fields(
 
 
 def _fields(
-    names: Collection[str], renamed: Mapping[str, str], **defaults: Any
+    kind: type[EncoderConfig], names: Collection[str], renamed: Mapping[str, str], **defaults: Any
 ) -> dict[str, tuple[str, Any]]:
     """Return names and defaults of fields in config.json."""
-    own = {each.name: each.default for each in dataclasses.fields(EncoderConfig)}
+    own = {each.name: each.default for each in dataclasses.fields(kind)}
     return {
         name: (renamed.get(name, name), defaults[name] if name in defaults else own[name])
         for name in names
@@ -229,11 +231,8 @@ _POST_NORM: Modules = {
     "layers.{i}.output_norm": "encoder.layer.{i}.output.LayerNorm",
 }
 _ELECTRA_FIELDS = _fields(
-    [
-        each.name
-        for each in dataclasses.fields(EncoderConfig)
-        if each.name not in ("architecture", *OF_ONE_ARCHITECTURE)
-    ],
+    ElectraConfig,
+    [each.name for each in dataclasses.fields(ElectraConfig) if each.name != "architecture"],
     {"causal": "is_decoder"},
     embedding_size=128,
     hidden_size=256,
@@ -249,7 +248,7 @@ def _read_electra(values: Mapping[str, Any]) -> EncoderConfig:
         "position_embedding_type": "absolute",
         "add_cross_attention": False,
     }
-    return EncoderConfig(**_read_fields(values, _ELECTRA_FIELDS, fixed))
+    return ElectraConfig(**_read_fields(values, _ELECTRA_FIELDS, fixed))
 
 
 _ELECTRA_LM: Modules = {
@@ -326,6 +325,7 @@ _RENAMED = {
 }
 _MODERN_FIXED = {"hidden_activation": "gelu", "classifier_activation": "gelu"}
 _MODERN_FIELDS = _fields(
+    ModernBertConfig,
     (
         *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
         *("num_attention_heads", "max_position_embeddings", "initializer_range", "local_attention"),
@@ -344,7 +344,7 @@ _MODERN_FIELDS = _fields(
 )
 
 
-def _write_modern(sizes: EncoderConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+def _write_modern(sizes: ModernBertConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the names that all versions of transformers and the servers read."""
     bases = {"full_attention": sizes.global_rope_theta, "sliding_attention": sizes.local_rope_theta}
     return {
@@ -368,7 +368,7 @@ def _write_modern(sizes: EncoderConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _read_modern(values: Mapping[str, Any]) -> EncoderConfig:
+def _read_modern(values: Mapping[str, Any]) -> ModernBertConfig:
     sizes = _read_fields(values, _MODERN_FIELDS, _MODERN_FIXED)
     embedding, inner = sizes["hidden_dropout_prob"], values.get("mlp_dropout", 0.0)
     require(
@@ -376,8 +376,7 @@ def _read_modern(values: Mapping[str, Any]) -> EncoderConfig:
         f"embedding_dropout {embedding} and mlp_dropout {inner} must be the same here",
     )
     full, sliding = _read_bases(values)
-    return EncoderConfig(
-        architecture="modernbert",
+    return ModernBertConfig(
         embedding_size=sizes["hidden_size"],
         global_attn_every_n_layers=_read_period(values, sizes["num_hidden_layers"]),
         global_rope_theta=full,
@@ -465,12 +464,12 @@ MODERNBERT = Architecture(
 )
 
 
-def _write_decoder(sizes: EncoderConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+def _write_decoder(sizes: ModernBertConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     # Half of it is the number of tokens that a token sees, of which it is one itself.
     return {**_write_modern(sizes, tokenizer), "local_attention": sizes.local_attention + 2}
 
 
-def _read_decoder(values: Mapping[str, Any]) -> EncoderConfig:
+def _read_decoder(values: Mapping[str, Any]) -> ModernBertConfig:
     whole = _read_fields(values, {"whole": ("local_attention", 128)}, {})["whole"]
     # transformers writes the half as well, and obeys it.
     window = _read_fields(values, {"window": ("sliding_window", max(1, whole // 2))}, {})["window"]
@@ -495,6 +494,7 @@ MODERNBERT_DECODER = dataclasses.replace(
 # The names of DeBERTa
 
 _DEBERTA_FIELDS = _fields(
+    DebertaConfig,
     (
         *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "layer_norm_eps"),
         *("num_attention_heads", "max_position_embeddings", "initializer_range"),
@@ -523,7 +523,7 @@ _OF_HEADS = ("published_heads", "enhanced_decoder")
 """Fields that are ours alone; of other programs' weights the names of the tensors say them."""
 
 
-def _write_deberta(sizes: EncoderConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+def _write_deberta(sizes: DebertaConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     longest, farthest = sizes.max_position_embeddings, sizes.max_relative_positions
     return {
         **{name: value for name, (value, *_) in _OF_V3.items()},
@@ -537,7 +537,7 @@ def _write_deberta(sizes: EncoderConfig, tokenizer: Tokenizer) -> dict[str, Any]
     }
 
 
-def _read_deberta(values: Mapping[str, Any]) -> EncoderConfig:
+def _read_deberta(values: Mapping[str, Any]) -> DebertaConfig:
     for name, (expected, default, reason) in _OF_V3.items():
         value = values.get(name, default)
         require(value == expected, f"{name} must be {expected!r}, not {value!r}: {reason}")
@@ -547,14 +547,13 @@ def _read_deberta(values: Mapping[str, Any]) -> EncoderConfig:
         isinstance(words, list) and sorted(str(each).strip() for each in words) == ["c2p", "p2c"],
         f"pos_att_type must be 'p2c|c2p', not {kinds!r}: version 3 has both terms and no other",
     )
-    sizes = _read_fields(values, _DEBERTA_FIELDS | _fields(_OF_HEADS, {}), {})
+    sizes = _read_fields(values, _DEBERTA_FIELDS | _fields(DebertaConfig, _OF_HEADS, {}), {})
     hidden_size, heads = sizes["hidden_size"], sizes["num_attention_heads"]
     derived = {"embedding_size": hidden_size, "attention_head_size": hidden_size // heads}
     _read_fields(values, {}, derived)
     farthest = values.get("max_relative_positions", -1)
     require(type(farthest) is int, f"max_relative_positions must be a number, not {farthest!r}")
-    return EncoderConfig(
-        architecture="deberta-v2",
+    return DebertaConfig(
         embedding_size=hidden_size,
         max_relative_positions=farthest if farthest > 0 else sizes["max_position_embeddings"],
         **sizes,

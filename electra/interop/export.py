@@ -178,7 +178,7 @@ def describe_finetuned(model: Finetuned) -> Outgoing:
         "rows of several lengths; use electra predict",
     )
     require(
-        not sizes.enhanced_decoder,
+        not sizes.applies_last_twice,
         f"{model.folder}: transformers has no class with an enhanced mask decoder; fine-tune the "
         "discriminator, or use electra predict",
     )

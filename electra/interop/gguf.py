@@ -17,6 +17,7 @@ from electra.checkpoints.names import ARCHITECTURES
 from electra.checkpoints.saved import SavedNetwork
 from electra.errors import import_extra, require
 from electra.model.config import EncoderConfig
+from electra.model.modernbert_config import ModernBertConfig
 from electra.tokenizing.tokenizer import Tokenizer
 
 GGUF_FILE = "model.gguf"
@@ -34,7 +35,7 @@ def write_gguf(path: Path, network: SavedNetwork, tokenizer: Tokenizer, length: 
     _require_graph(sizes)
     tokens = _list_tokens(tokenizer)
     gguf = import_extra("gguf", "gguf", f"writing {path}")
-    is_modern = sizes.architecture == "modernbert"
+    is_modern = isinstance(sizes, ModernBertConfig)
     name = "modern-bert" if is_modern else "bert"
     writer = gguf.GGUFWriter(path, name)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
@@ -47,13 +48,13 @@ def write_gguf(path: Path, network: SavedNetwork, tokenizer: Tokenizer, length: 
     writer.add_layer_norm_eps(sizes.layer_norm_eps)
     writer.add_causal_attention(False)
     writer.add_pooling_type(gguf.PoolingType.MEAN)
-    if is_modern:
+    if isinstance(sizes, ModernBertConfig):
         writer.add_sliding_window(sizes.local_attention)
         writer.add_sliding_window_pattern(sizes.global_attn_every_n_layers)
         writer.add_rope_freq_base(sizes.global_rope_theta)
         writer.add_rope_freq_base_swa(sizes.local_rope_theta)
     writer.add_tokenizer_model("bert")
-    writer.add_token_type_count(sizes.type_vocab_size)
+    writer.add_token_type_count(sizes.num_segments)
     num_more = sizes.vocab_size - len(tokens)  # rows without a token
     types = [gguf.TokenType.NORMAL] * len(tokens) + [gguf.TokenType.UNUSED] * num_more
     roles = ("pad", "unk", "bos", "sep", "mask")
@@ -90,11 +91,9 @@ def _require_graph(sizes: EncoderConfig) -> None:
         f"llama.cpp has BERT's graph, without a projection of embeddings: embedding_size "
         f"{sizes.embedding_size} must be hidden_size {sizes.hidden_size}{instead}",
     )
-    biases = [name for name in ("norm_bias", "attention_bias", "mlp_bias") if getattr(sizes, name)]
-    require(
-        sizes.architecture == "electra" or not biases,
-        f"llama.cpp's ModernBERT has no {' and '.join(biases)}{instead}",
-    )
+    names = ("norm_bias", "attention_bias", "mlp_bias")
+    biases = [name for name in names if getattr(sizes, name, False)]
+    require(not biases, f"llama.cpp's ModernBERT has no {' and '.join(biases)}{instead}")
 
 
 def _list_tokens(tokenizer: Tokenizer) -> list[str]:

@@ -30,6 +30,8 @@ from electra.files import new_folder
 from electra.interop.export import describe, write_plain
 from electra.interop.weights import Source, read_source
 from electra.model.config import EncoderConfig
+from electra.model.deberta_config import DebertaConfig
+from electra.model.modernbert_config import ModernBertConfig
 from electra.tokenizing.tokenizer import Tokenizer
 
 SPARE = 1024
@@ -142,7 +144,8 @@ def find_roles(path: Path, found: Source) -> dict[str, SavedNetwork]:
         if "replaced" in networks:
             roles["discriminator"] = networks["replaced"]
         elif inner or "tokens" not in networks or not is_generator:
-            sizes = dataclasses.replace(sizes, published_heads=False, enhanced_decoder=False)
+            if isinstance(sizes, DebertaConfig):
+                sizes = dataclasses.replace(sizes, published_heads=False, enhanced_decoder=False)
             pooler = architecture.read_head("NextSentencePrediction", own, sizes)
             encoders = (architecture.read_encoder(own, sizes),)
             roles["encoder"] = SavedNetwork("", sizes, encoders, next_sentence=pooler or {})
@@ -153,7 +156,7 @@ def find_roles(path: Path, found: Source) -> dict[str, SavedNetwork]:
 
 def _find_heads(sizes: EncoderConfig, tensors: Weights) -> EncoderConfig:
     """Return the sizes with what the names of DeBERTa's tensors say of its heads."""
-    if sizes.architecture != DEBERTA.model_type:
+    if not isinstance(sizes, DebertaConfig):
         return sizes
     judges = "mask_predictions.LayerNorm.weight" in tensors
     has_positions = "deberta.embeddings.position_embeddings.weight" in tensors
@@ -226,9 +229,9 @@ def _extend_positions(network: SavedNetwork, number: int, how: PositionRows) -> 
         else:
             rows = F.interpolate(old.T[None], number, mode="linear", align_corners=True)[0].T
         tensors[POSITIONS] = rows.contiguous()
-    elif sizes.architecture == "modernbert":
+    elif isinstance(longer, ModernBertConfig):
         # "NTK-aware" interpolation, section 3.1 of Peng et al. 2023 (YaRN): the slowest pair of
         # dimensions turns as far over the longest row as before, the fastest over one token.
         factor = (number / most) ** (sizes.head_size / (sizes.head_size - 2))
-        longer = dataclasses.replace(longer, global_rope_theta=sizes.global_rope_theta * factor)
+        longer = dataclasses.replace(longer, global_rope_theta=longer.global_rope_theta * factor)
     return dataclasses.replace(network, sizes=longer, encoders=(tensors,))

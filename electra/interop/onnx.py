@@ -30,7 +30,7 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 def list_inputs(sizes: EncoderConfig, head: nn.Module | None) -> tuple[str, ...]:
     """Return the names of a network's inputs."""
-    has_segments = sizes.architecture == "electra" or isinstance(head, PairHead)
+    has_segments = sizes.has_segments or isinstance(head, PairHead)
     return INPUTS if has_segments else INPUTS[:2]
 
 
@@ -293,7 +293,7 @@ def _draw_rows(graph: Graph) -> Iterator[Rows]:
             ends = torch.randint(shortest, length + 1, shape[:-1], generator=rng)
         place = torch.arange(length)
         mask = (place < ends[..., None]).long()
-        types = torch.randint(sizes.type_vocab_size, shape, generator=rng)
+        types = torch.randint(sizes.num_segments, shape, generator=rng)
         if graph.is_pair:  # both texts have tokens
             starts = 1 + (torch.rand(shape[:-1], generator=rng) * (ends - 1)).long()
             types = (place >= starts[..., None]) * mask

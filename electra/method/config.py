@@ -1,6 +1,5 @@
 """Settings of the objective and of its generator."""
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -90,15 +89,13 @@ class GeneratorConfig(Settings):
             f"heads; {hidden_size - hidden_size % head_size} is",
         )
         num_layers = round(discriminator.num_hidden_layers * self.layers_fraction)
-        is_projected = discriminator.architecture == "electra"
-        return dataclasses.replace(
-            discriminator,
+        embedding_size = discriminator.embedding_size
+        return discriminator.of_generator(
             hidden_size=hidden_size,
-            embedding_size=discriminator.embedding_size if is_projected else hidden_size,
+            embedding_size=embedding_size if discriminator.projects_embeddings else hidden_size,
             intermediate_size=round(discriminator.intermediate_size * fraction),
             num_attention_heads=num_heads,
             num_hidden_layers=self.num_hidden_layers or max(1, num_layers),
-            enhanced_decoder=discriminator.published_heads,
         )
 
 

@@ -169,7 +169,7 @@ def count_training(
         + (2 * h * h + h + DROPOUT * h + h + NORM)  # output; NORM, not NORM * h, as in the script
     )
     block = attention + 4 * h * i + ACTIVATION * i + i + h + DROPOUT * h + h + NORM * h
-    if sizes.architecture == "modernbert":
+    if sizes.is_gated:
         block += 2 * h * i + i  # the gate
     embeddings = 2 * e * v + 2 * e * (s + 2) + 2 * e + NORM * e + DROPOUT * e
     if e != h:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from electra.model.config import EncoderConfig
+from electra.model.deberta_config import DebertaConfig
 from electra.model.electra import PostNormLayer, SelfAttention
 from electra.model.parts import Body, Dropout, DropoutMasks, LayerNorm, Sight, TokenEmbeddings
 
@@ -49,7 +49,7 @@ class RelativePositions(nn.Module):
 
     rows_T: Tensor
 
-    def __init__(self, config: EncoderConfig):
+    def __init__(self, config: DebertaConfig):
         super().__init__()
         self.config = config
         self.embeddings = nn.Embedding(2 * config.position_buckets, config.hidden_size)
@@ -72,7 +72,7 @@ class RelativePositions(nn.Module):
         return [places] * self.config.num_hidden_layers
 
 
-def find_rows(config: EncoderConfig, length: int) -> Tensor:
+def find_rows(config: DebertaConfig, length: int) -> Tensor:
     """Return the row (T,) in the table of each distance between positions of a row, int64.
 
     Distances of at most half of `position_buckets` have a bucket each; `max_relative_positions` - 1
@@ -91,7 +91,7 @@ def find_rows(config: EncoderConfig, length: int) -> Tensor:
 class DisentangledAttention(SelfAttention):
     """Attention by content, by the key's distance to the query, and by the query's to the key."""
 
-    def __init__(self, config: EncoderConfig):
+    def __init__(self, config: DebertaConfig):
         super().__init__(config)
         self.relative_dropout = Dropout(config.hidden_dropout_prob)
 
@@ -128,7 +128,7 @@ class DisentangledLayer(PostNormLayer):
     attention_type = DisentangledAttention
     attention: DisentangledAttention
 
-    def __init__(self, config: EncoderConfig, number: int = 0):
+    def __init__(self, config: DebertaConfig, number: int = 0):
         super().__init__(config, number)
         self.config = config
 
@@ -158,9 +158,9 @@ class DisentangledLayer(PostNormLayer):
 
 
 BODY = Body(
+    DebertaConfig,
     TokenEmbeddings,
     RelativePositions,
     DisentangledLayer,
     "disentangled:FusedDisentangledLayer",
-    False,
 )

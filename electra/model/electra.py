@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from electra.model.config import EncoderConfig
+from electra.model.config import ElectraConfig, EncoderConfig
 from electra.model.parts import (
     Body,
     Dropout,
@@ -32,7 +32,7 @@ from electra.model.parts import (
 class Embeddings(EmbeddingBlock):
     """Token, position and segment embeddings, added and normalised: ids (B, L) to (B, L, E)."""
 
-    def __init__(self, config: EncoderConfig):
+    def __init__(self, config: ElectraConfig):
         super().__init__()
         self.tokens = TokenTable(config.vocab_size, config.embedding_size)
         self.positions = nn.Embedding(config.max_position_embeddings, config.embedding_size)
@@ -143,4 +143,4 @@ class PostNormLayer(TransformerLayer):
         }
 
 
-BODY = Body(Embeddings, AttentionMask, PostNormLayer, "post_norm:FusedPostNormLayer", False)
+BODY = Body(ElectraConfig, Embeddings, AttentionMask, PostNormLayer, "post_norm:FusedPostNormLayer")

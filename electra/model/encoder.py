@@ -101,7 +101,7 @@ class Encoder(nn.Module):
         self.final_norm = make_norm(config) if body.ends_with_norm else None
         self.position_embeddings = (
             nn.Embedding(config.max_position_embeddings, config.hidden_size)
-            if config.enhanced_decoder
+            if config.applies_last_twice
             else None
         )
         self.dropout = Dropout(config.hidden_dropout_prob)

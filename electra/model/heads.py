@@ -28,9 +28,8 @@ class PredictionHead(nn.Module):
 
     def __init__(self, config: EncoderConfig, in_size: int = 0, out_size: int = 0):
         super().__init__()
-        size, is_modern = out_size or config.hidden_size, config.architecture == "modernbert"
-        has_bias = not is_modern or config.classifier_bias
-        self.dense = Linear(in_size or config.hidden_size, size, bias=has_bias)
+        size = out_size or config.hidden_size
+        self.dense = Linear(in_size or config.hidden_size, size, bias=config.has_head_bias)
         self.norm = LayerNorm(size, eps=config.layer_norm_eps, bias=config.has_norm_bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -57,13 +56,13 @@ class GeneratorHead(PredictionHead):
 class DiscriminatorHead(nn.Module):
     """One float32 logit per position: positive means replaced.
 
-    Source: run_pretraining.py _get_discriminator_output. With `published_heads` the state of [CLS]
+    Source: run_pretraining.py _get_discriminator_output. With `judges_by_row` the state of [CLS]
     is added to every other, and the sum normalised: microsoft/DeBERTa LMMaskPredictionHead.
     """
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
-        has_norm = config.published_heads
+        has_norm = config.judges_by_row
         self.norm = LayerNorm(config.hidden_size, config.layer_norm_eps) if has_norm else None
         self.dense = Linear(config.hidden_size, config.hidden_size)
         self.dense_prediction = Linear(config.hidden_size, 1)

@@ -24,8 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from electra.model.config import EncoderConfig
 from electra.model.electra import SelfAttention
+from electra.model.modernbert_config import ModernBertConfig
 from electra.model.parts import (
     Body,
     Dropout,
@@ -76,7 +76,7 @@ class RotaryPlaces(nn.Module):
     difference of their positions only.
     """
 
-    def __init__(self, config: EncoderConfig):
+    def __init__(self, config: ModernBertConfig):
         super().__init__()
         self.config = config
 
@@ -149,7 +149,7 @@ def _forbid_in_blocks(places: Places, sight: Sight) -> Tensor:
 class RotaryAttention(SelfAttention):
     """Multi-head attention whose queries and keys are rotated by their position."""
 
-    def __init__(self, config: EncoderConfig):
+    def __init__(self, config: ModernBertConfig):
         super().__init__(config, has_bias=config.attention_bias)
 
     def forward(  # type: ignore[override]  # the encoder hands each layer its own kind of places
@@ -176,7 +176,7 @@ class PreNormLayer(TransformerLayer):
     normalised. The number also decides whether attention is local.
     """
 
-    def __init__(self, config: EncoderConfig, number: int):
+    def __init__(self, config: ModernBertConfig, number: int):
         super().__init__()
         self.half_window = config.local_attention // 2 if config.is_local(number) else 0
         self.num_layers = config.num_hidden_layers
@@ -222,4 +222,11 @@ class PreNormLayer(TransformerLayer):
         }
 
 
-BODY = Body(TokenEmbeddings, RotaryPlaces, PreNormLayer, "pre_norm:FusedPreNormLayer", True)
+BODY = Body(
+    ModernBertConfig,
+    TokenEmbeddings,
+    RotaryPlaces,
+    PreNormLayer,
+    "pre_norm:FusedPreNormLayer",
+    ends_with_norm=True,
+)

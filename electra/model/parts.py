@@ -9,7 +9,7 @@ Shape suffixes: B rows of the batch, L positions, N heads.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -190,14 +190,16 @@ class TransformerLayer(nn.Module):
 class Body(NamedTuple):
     """The parts of an architecture."""
 
-    embeddings: Callable[[EncoderConfig], EmbeddingBlock]
-    places: Callable[[EncoderConfig], nn.Module]
+    settings: type[EncoderConfig]
+    """Class of the settings from which the other parts are made."""
+    embeddings: Callable[[Any], EmbeddingBlock]
+    places: Callable[[Any], nn.Module]
     """Maps a `Sight` to what each layer needs to know of the positions, a list."""
     layer: type[TransformerLayer]
     """The definition, which can be hooked and adapted."""
-    fused: str
+    fused: str = ""
     """Module and class below model/fused/: the same, faster on a CPU. Empty: there is none."""
-    ends_with_norm: bool
+    ends_with_norm: bool = False
     """Whether a norm follows the last layer."""
 
 

@@ -32,7 +32,7 @@ UNANSWERABLE_WEIGHT = 0.5
 
 def _build_inner(config: EncoderConfig) -> nn.Module:
     """Return what stands before the last layer of a head that transformers has: ELECTRA nothing."""
-    return PredictionHead(config) if config.architecture == "modernbert" else nn.Identity()
+    return PredictionHead(config) if config.has_inner_layer else nn.Identity()
 
 
 class ClassifierHead(nn.Module):

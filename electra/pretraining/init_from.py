@@ -63,7 +63,7 @@ def fit_to_start(
     """
     weights = config.train.initial_weights
     require(
-        not start.kept.sizes.enhanced_decoder,
+        not start.kept.sizes.applies_last_twice,
         f"train.init_from {config.train.init_from} is a generator with an enhanced mask decoder: "
         "name the folder of its discriminator, or let `electra import` make an encoder of it",
     )
@@ -87,25 +87,23 @@ def _fit_encoder(
     config: PretrainConfig, start: SavedModel, given: Collection[str]
 ) -> EncoderConfig:
     """Return the sizes of the encoder in train.init_from, with the dropout of the settings."""
-    names = [field.name for field in dataclasses.fields(EncoderConfig)]
-    sizes = {name: getattr(start.kept.sizes, name) for name in names if name not in NOT_SIZES}
-    for name, value in sizes.items():
-        chosen = getattr(config.model, name)
-        is_free = name in ("vocab_size", "causal")
-        is_free |= name == "published_heads" and not start.kept.predicts
+    own, saved = vars(config.model), vars(start.kept.sizes)
+    of_new_heads = () if start.kept.predicts else start.kept.sizes.of_heads
+    free = {*NOT_SIZES, "vocab_size", "causal", *of_new_heads}
+    for name, value in own.items():
         require(
-            is_free or f"model.{name}" not in given or chosen == value,
-            f"model.{name} {chosen} contradicts train.init_from {config.train.init_from}, whose "
-            f"encoder has {value}: leave out the setting",
+            name in free or f"model.{name}" not in given or value == saved.get(name),
+            f"model.{name} {value} contradicts train.init_from {config.train.init_from}, whose "
+            f"encoder has {saved.get(name, 'none')}: leave out the setting",
         )
-    if "model.causal" in given:
-        del sizes["causal"]
-    if not start.kept.predicts:  # the heads are new, and fit a generator that has some
-        has_one = find_origin(config, start) in ("init_from", "folder")
-        is_free = has_one and "model.published_heads" not in given
+    kept = (*NOT_SIZES, "causal") if "model.causal" in given else NOT_SIZES
+    changes = {name: own[name] for name in kept}
+    has_one = find_origin(config, start) in ("init_from", "folder")
+    for name in of_new_heads:  # which fit a generator that has some
+        is_free = has_one and f"model.{name}" not in given
         heads = find_generator(config, start)[0].sizes if is_free else config.model
-        sizes["published_heads"] = heads.published_heads
-    return dataclasses.replace(config.model, **sizes)
+        changes[name] = vars(heads).get(name, saved[name])
+    return dataclasses.replace(start.kept.sizes, **changes)
 
 
 def _fit_generator(
@@ -158,7 +156,9 @@ def size_generator(
     )
     free = {name: getattr(model, name) for name in (*NOT_SIZES, "vocab_size")}
     has, fits = vars(dataclasses.replace(sizes, **free)), vars(generator.encoder(model))
-    different = [f"{name} {has[name]}, not {fits[name]}" for name in has if has[name] != fits[name]]
+    # Fields of one body alone do not count: the architecture differs, too.
+    both = [name for name in has if name in fits and has[name] != fits[name]]
+    different = [f"{name} {has[name]}, not {fits[name]}" for name in both]
     require(
         not different,
         f"the generator of {source} does not match this model: it has {', '.join(different)}; "

@@ -219,9 +219,6 @@ class PretrainConfig(Settings):
         Needs("train.updates=apart", "generator.kind=network", "the others do not learn"),
         Needs("generator.start!=auto", "train.init_from"),
         Needs("generator.warmup_steps", "method.sharing!=all", "one of two networks rests"),
-        Needs("method.sharing=all", "model.published_heads=False", "one has a decoder"),
-        Needs("model.published_heads", "examples.attend=row", "every token's head reads [CLS]"),
-        Needs("model.enhanced_decoder", "model.enhanced_decoder=False", "set published_heads"),
         Needs(
             "generator.warmup_steps",
             "method.scheme!=two_stage",
@@ -239,11 +236,10 @@ class PretrainConfig(Settings):
 
     def check(self) -> None:
         """Check what the table cannot say."""
-        for rule in self.method.run_needs:
+        for rule in (*self.method.run_needs, *self.model.run_needs):
             rule.check(self)
         model, sharing, scheme = self.model, self.method.sharing, self.method.scheme
         starts = self.train.initial_weights
-        self.must("model.type_vocab_size", model.type_vocab_size >= 2, "be >= 2, for two segments")
         learns = self.generator.kind == "network" and self.method.objective not in ALONE
         generator = self.generator.encoder(model) if learns else model
         is_as_wide = generator.hidden_size == model.hidden_size
@@ -259,7 +255,7 @@ class PretrainConfig(Settings):
         )
         self.must(
             "model.embedding_size",
-            starts == "bert" or model.architecture != "electra" or model.embedding_size % 2 == 0,
+            starts == "bert" or not model.projects_embeddings or model.embedding_size % 2 == 0,
             f"be even for train.initial_weights {starts}",
         )
         shared, most = self.generator.shared_layers, generator.num_hidden_layers
@@ -272,7 +268,7 @@ class PretrainConfig(Settings):
         takes = sharing in ("embeddings", "gdes") or scheme == "two_stage"
         self.must(
             "generator.hidden_fraction",
-            not takes or model.architecture == "electra" or is_as_wide,
+            not takes or model.projects_embeddings or is_as_wide,
             f"be 1 for method.sharing {sharing}, method.scheme {scheme}, in architecture "
             f"{model.architecture}; a generator with generator.layers_fraction=0.25 is small too",
         )
@@ -320,7 +316,6 @@ UNREAD = {
     "method.objective=electric": ("method.shown_at_mask", "train.evaluate_with"),
     "generator.kind=uniform|unigram": ("method.sharing", "method.shown_at_mask", *_SIZES),
     "generator.kind=frozen": _SIZES,
-    "model.global_attn_every_n_layers=1": ("model.local_attention", "model.local_rope_theta"),
     "generator.num_hidden_layers": ("generator.layers_fraction",),
     "generator.hidden_size": ("generator.hidden_fraction",),
     "train.evaluate_rows=0": ("train.also_evaluate", "train.evaluate_with", "train.evaluate_every"),
@@ -330,7 +325,7 @@ UNREAD = {
 
 def tell_unread(config: PretrainConfig, given: Collection[str]) -> Iterator[str]:
     """Yield a sentence for each setting, of those that were given, that the run will not read."""
-    for when, names in UNREAD.items():
+    for when, names in (*UNREAD.items(), *config.model.unread.items()):
         name, value, is_so = config.look_up(when)
         unread = sorted(each for each in given if is_so and each.startswith(names))
         yield from (f"{each} has no effect when {name} is {value}" for each in unread)

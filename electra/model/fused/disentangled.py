@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from electra.model.config import EncoderConfig
 from electra.model.deberta import DisentangledLayer, RelativePlaces
+from electra.model.deberta_config import DebertaConfig
 from electra.model.fused.post_norm import apply_post_norm
 from electra.model.fused.products import Kept, product
 from electra.model.parts import DropoutMasks
@@ -17,7 +17,9 @@ class FusedDisentangledLayer(DisentangledLayer):
     """`DisentangledLayer` for training and evaluation on a CPU."""
 
     @classmethod
-    def mask_sizes(cls, config: EncoderConfig, num_rows: int, length: int) -> tuple[int, ...]:
+    def mask_sizes(  # type: ignore[override]
+        cls, config: DebertaConfig, num_rows: int, length: int
+    ) -> tuple[int, ...]:
         """Return the sizes of the dropout masks of a pass; the last is that of the table."""
         widths = config.hidden_size, config.num_attention_heads * length
         of_rows = (num_rows * length * width for width in widths)
