@@ -90,10 +90,7 @@ def from_dict(config_type: type[ConfigType], values: Mapping[str, Any]) -> Confi
     config_type = _choose_kind(config_type, values)
     hints = _types(config_type)
     arguments = {}
-    others = _fields_of_other_kinds(config_type)
     for name, value in values.items():
-        if name in others and name not in hints:
-            continue  # runs in results/ are of before, when every objective had them
         require(
             name in hints, f"unknown setting {name}; it may come from a newer version of electra"
         )
@@ -163,15 +160,6 @@ def _choose_kind(
     value = values.get(tag, getattr(config or config_type, tag, None))
     kind: type[ConfigType] = config_type.class_for(value)  # type: ignore[attr-defined]
     return kind
-
-
-def _fields_of_other_kinds(config_type: Any) -> set[str]:
-    """Return the names of the settings that any value of the tag has."""
-    return {
-        name
-        for value in getattr(config_type, "kinds", ())
-        for name in _types(config_type.class_for(value))
-    }
 
 
 def _refuse_other_kinds(config: Any, name: str, values: Mapping[str, Any], prefix: str) -> None:

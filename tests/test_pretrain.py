@@ -1,7 +1,6 @@
 """The loop: bit-exact continuation, refusals, what it writes, and that something is learnt."""
 
 import dataclasses
-import hashlib
 import json
 import os
 import platform
@@ -571,24 +570,6 @@ def test_totals_are_those_of_the_checkpoint(run, unfinished, step, damage, num_l
     assert len(records) == len(set(records)) == 6 - num_lost
 
 
-def test_totals_of_an_older_checkpoint_are_those_of_the_records(run, unfinished):
-    """Release 0.1 wrote no totals; where its records are lost too, that is said."""
-    expected = json.loads((run / "results.json").read_text())
-    state = unfinished / "checkpoints/step-00000012/state.json"
-    facts = json.loads(state.read_text())
-    names = ("sha256", "tokens", "seconds", "skipped", "records")
-    kept = {name: facts[name] for name in facts if name not in names}
-    digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
-    sha256 = facts["sha256"] | {"state.json": digest}
-    state.write_text(json.dumps({"sha256": sha256, **kept}))
-    assert resume(unfinished, ignore) == expected
-    (unfinished / "results.json").unlink()
-    lines = (unfinished / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (unfinished / "metrics.jsonl").write_text("".join(lines[:3]))  # trains 4 and 6, evaluates 6
-    with pytest.warns(UserWarning, match="older version.* leave out the steps from 6 to 12"):
-        assert resume(unfinished, ignore)["tokens"] == json.loads(lines[1])["tokens"]
-
-
 @pytest.mark.parametrize(("keep_every", "kept"), [(0, [5, 6]), (2, [2, 4, 5, 6])])
 def test_the_newest_checkpoints_and_every_other_are_kept(
     toy_shards, toy_config, tmp_path, keep_every, kept
@@ -825,17 +806,22 @@ def test_shards_that_moved_are_named_once(unfinished, toy_shards, tmp_path):
 
 
 def test_the_manifest_tells_of_every_session(unfinished):
-    """Also of a run that an older version began, whose manifest told of the first alone."""
-    path = unfinished / "manifest.json"
-    manifest = json.loads(path.read_text())
-    (session,) = manifest.pop("sessions")
-    assert session["first_step"] == 0
-    path.write_text(json.dumps({**manifest, **session, "commit": "an older one"}))
+    (session,) = read_manifest(unfinished)["sessions"]
     resume(unfinished, ignore)
-    sessions = json.loads(path.read_text())["sessions"]
+    sessions = read_manifest(unfinished)["sessions"]
     assert [each["first_step"] for each in sessions] == [0, 12]
-    assert [each["commit"] for each in sessions] == ["an older one", session["commit"]]
+    assert sessions[0] == session
     assert sessions[1].keys() == session.keys()
+
+
+@pytest.mark.parametrize(("number", "says"), [(None, "no format"), (2, "format 2")])
+def test_a_run_of_another_format_is_refused(unfinished, tmp_path, number, says):
+    path = unfinished / "manifest.json"
+    manifest = {**json.loads(path.read_text()), "format": number}
+    path.write_text(json.dumps(manifest))
+    says = f"manifest.json has {says}; this version of electra reads format 1: write the folder"
+    refuse(says, lambda: resume(unfinished, ignore))
+    refuse(says, read_pretrained, unfinished)
 
 
 def test_the_manifest_tells_that_the_compiler_failed(train, monkeypatch):

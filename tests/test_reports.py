@@ -65,9 +65,10 @@ def write_run(folder, **manifest):
     records = [record("train", step) for step in range(50, 1001, 50)]
     write_records(folder, records + [record("heldout", step) for step in (500, 1000)])
     (folder / "config.json").write_text(json.dumps(to_dict(PRESETS["tiny"])))
-    facts = {"command": ["electra", "pretrain", "shards"], "electra": "0.1.0", "seed": 7}
-    facts |= {"commit": "0123456789abcdef+changes", "packages": {"torch": "2.13.0"}}
-    facts |= {"device": "Some CPU, 2 threads", "dtype": "torch.float32"}
+    session = {"command": ["electra", "pretrain", "shards"], "electra": "0.1.0"}
+    session |= {"commit": "0123456789abcdef+changes", "packages": {"torch": "2.13.0"}}
+    session |= {"device": "Some CPU, 2 threads", "dtype": "torch.float32"}
+    facts = {"format": 1, "seed": 7, "sessions": [session]}
     (folder / "manifest.json").write_text(json.dumps(facts | manifest))
     return folder
 
@@ -121,6 +122,7 @@ RESULTS = "finetune-cola-scratch/results.json"
 DAMAGE = [
     ("metrics.jsonl", "", "metrics.jsonl holds no record"),
     ("metrics.jsonl", None, "tiny is not a run folder: it has no metrics.jsonl"),
+    ("manifest.json", "{}", "manifest.json has no format; this version of electra reads format 1"),
     ("manifest.json", "{\n  oops\n}", "manifest.json, line 2: not valid JSON"),
     ("config.json", "[]", "config.json: must be a JSON object, not []"),
     ("config.json", '{"train": 5}', "config.json is not the config of a run"),
@@ -174,7 +176,9 @@ def test_files_that_cannot_be_read_are_refused_in_one_line(run_folder, file, con
     elif file == "samples.json":
         path.write_text(json.dumps([[VIEW | content]]))
     else:
-        path.write_text(json.dumps(json.loads(path.read_text()) | content))
+        whole = json.loads(path.read_text())
+        (whole["sessions"][0] if file == "manifest.json" else whole).update(content)
+        path.write_text(json.dumps(whole))
 
     def read_all():
         facts_table(read_runs([run_folder]))
@@ -541,7 +545,7 @@ def test_a_number_without_an_origin_does_not_reach_the_readme(tmp_path, readme):
     refuse("holds no run", update_readme, readme, results)
     path = write_run(results / "tiny") / "manifest.json"
     manifest = json.loads(path.read_text())
-    del manifest["commit"]
+    del manifest["sessions"][0]["commit"]
     path.write_text(json.dumps(manifest))
     refuse("manifest.json lacks 'commit'", update_readme, readme, results)
     assert readme.read_text() == before
@@ -549,9 +553,10 @@ def test_a_number_without_an_origin_does_not_reach_the_readme(tmp_path, readme):
 
 def test_every_session_is_an_origin(run_folder):
     path = run_folder / "manifest.json"
-    session = json.loads(path.read_text())
+    manifest = json.loads(path.read_text())
+    (session,) = manifest["sessions"]
     other = {**session, "commit": "fedcba9876543210", "device": "Some GPU"}
-    path.write_text(json.dumps({"seed": 7, "sessions": [session, session, other]}))
+    path.write_text(json.dumps({**manifest, "sessions": [session, session, other]}))
     rows = dict(facts_table(read_runs([run_folder])).rows)
     assert rows["device"] == "Some CPU, 2 threads and Some GPU"
     assert rows["commit"] == "0123456789+changes and fedcba9876"

@@ -609,9 +609,10 @@ def test_results_of_other_shards_are_not_overwritten_even_if_they_lack_a_task(
         **{"run": first.name, "row": first.row.name, "fraction": 0.5, "seed": 0, "steps": 1},
         **{"tokens": 1, "flops": first.flops, "seconds": 1, "heldout": None, "scores": {}},
         **{"branched_from": None, "commits": [], "devices": [], "shards": "other"},
-        **{"config": to_dict(first.config), "finetune": {}},
+        **{"config": to_dict(first.config), "finetune": {}, "metrics": {}, "collapsed": []},
     }
-    (tmp_path / "results.json").write_text(json.dumps({"suite": {}, "records": [record]}))
+    results = {"suite": {}, "records": [record], "others": []}
+    (tmp_path / "results.json").write_text(json.dumps(results))
     refuse("is of other shards; choose another folder", find_known, tmp_path, [], suite, plan, {})
 
 
@@ -802,7 +803,7 @@ def suite_of(*rows, reference="b", **changes):
 def record(row, seed, score, fraction=1.0):
     flops = {"true": 1e9 * fraction, "paper": 1.0}
     facts = {"row": row, "fraction": fraction, "seed": seed, "flops": flops, "branched_from": None}
-    return {**facts, "scores": {"own": score}}
+    return {**facts, "scores": {"own": score}, "collapsed": []}
 
 
 @pytest.fixture
@@ -866,7 +867,6 @@ def test_runs_that_were_not_computed_alike_are_told():
     cpu, suite = {"devices": ["CPU, float32"]}, suite_of("a", "b")
     records = [record(row, seed, 0.5) | cpu for row in "ab" for seed in (0, 1)]
     cells = compare(suite, records)
-    records[0]["devices"] = cpu["devices"] * 2  # of an older version, after a resume
     assert report.describe_devices(cells, records) == []
     records[1]["devices"] = ["CPU, bfloat16"]
     (told,) = report.describe_devices(cells, records)

@@ -114,6 +114,7 @@ RECORD = {
     **{"flops": {"true": 1.0, "paper": 1.0}, "seconds": 1.0, "heldout": None},
     **{"scores": {"cola": 0.5}, "metrics": {"cola": "mcc"}, "branched_from": None},
     **{"commits": [], "devices": [], "shards": "", "config": {}, "finetune": {"cola": ["a=1"]}},
+    "collapsed": [],
 }
 
 
@@ -121,7 +122,9 @@ RECORD = {
 def folders(run, toy_shards, tmp_path_factory):
     """Folders of each kind, with what reads them."""
     results = tmp_path_factory.mktemp("suite")
-    (results / "results.json").write_text(json.dumps({"suite": {}, "records": [RECORD]}))
+    (results / "results.json").write_text(
+        json.dumps({"suite": {}, "records": [RECORD], "others": []})
+    )
     return {
         "manifest": (run, "manifest.json", (read_manifest, lambda f: facts_table(read_runs([f])))),
         "card": (run, "manifest.json", (lambda f: describe_run(f, 12),)),

@@ -588,7 +588,10 @@ def test_foreign_folders_are_refused(make, tmp_path):
     for content, message in (
         ("{", "manifest.json, line 1: not valid JSON"),
         ('{"format": "run", "version": 1, "dtype": 1}', "is not the manifest of a shards folder"),
-        (json.dumps({**manifest, "version": 2}), "has format version 2; this electra reads 1"),
+        (
+            json.dumps({**manifest, "version": 2}),
+            "has format 2; this version of electra reads format 1: prepare",
+        ),
         (json.dumps({**manifest, "dtype": "<u4"}), "is damaged: dtype '<u4' is wrong"),
         (json.dumps({**manifest, "parts": {}}), "manifest.json: parts lacks 'heldout', 'train'"),
         (json.dumps({**manifest, "text": 5}), "manifest.json: text must be a JSON object, not 5"),

@@ -226,7 +226,7 @@ def _tabulate_gains(members: Mapping[str, Mapping[str, Any]]) -> Table:
     """Return the comparisons of a suite: a line for each, a column for each of its results."""
     lines: dict[tuple[str, str], list[str]] = {}
     for column, found in enumerate(members.values(), start=1):
-        for each in found.get("comparisons", ()):  # not in results of older versions
+        for each in found["comparisons"]:
             unknown = [_format_paper(each["paper"]), *["-"] * len(members)]
             line = lines.setdefault((each["row"], each["against"]), unknown)
             line[column] = _format_comparison(each)

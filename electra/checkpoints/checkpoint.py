@@ -209,7 +209,7 @@ def load_state(
     """Copy weights into the model, moments into the optimizer, and the guard's memory.
 
     The processes of a step call this together. The state is from `read_state` on process 0 and
-    None on the others. A checkpoint of an older version leaves the guard's memory empty.
+    None on the others.
     """
     weights, others = (state[name] for name in FILES) if state else ({}, {})
     parameters = dict(model.named_parameters())

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from electra.assignments import from_dict
 from electra.checkpoints.checkpoint import read_tensors
-from electra.checkpoints.manifest import find_best
+from electra.checkpoints.manifest import find_best, read_manifest
 from electra.checkpoints.results_files import Begun, read_results
 from electra.checkpoints.saved import (
     WEIGHTS_FILE,
@@ -60,6 +60,7 @@ def find_seed(run: Path, seed: int | None = None, *, verify: bool = False) -> Sa
     )
     run = find_best(run)
     check_hashes(run)
+    read_manifest(run)  # which refuses another format
     results = read_results(run, "metric")
     with refuse_unlike(f"{run} is not a folder that `electra finetune` wrote"):
         seeds, columns = results["seeds"] | results.get("replacements", {}), results["columns"]
@@ -90,7 +91,7 @@ def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
     return Finetuned(
         SavedNetwork("", found.sizes, (encoder,), tensors.below("head.")),
         Tokenizer.load(folder / "tokenizer"),
-        found.facts.get("longest_row", found.config.sequence_length),
+        found.facts["longest_row"],
         f"{run} at seed {found.seed}, fine-tuned on {task}",
         folder=run,
         after=task,

@@ -18,6 +18,7 @@ from electra.checkpoints.checkpoint import (
     read_tensors,
     run_of,
 )
+from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.saved import (
     SavedModel,
     SavedNetwork,
@@ -87,6 +88,8 @@ def read_run_config(run: Path) -> PretrainConfig:
         f"{path} is not the config of a run, but of "
         f"{'a fine-tuning' if 'task' in values else 'another model'}",
     )
+    if (run / "manifest.json").is_file():
+        read_manifest(run)  # which refuses another format
     with refuse_unlike(f"{path} is not the config of a run"):
         return from_dict(PretrainConfig, values)
 
@@ -120,10 +123,7 @@ def _read_run(folder: Path) -> SavedModel:
         encoders = [fit_encoder(take(each, added), sizes, role) for each in network["encoders"]]
         return SavedNetwork(network["predicts"], sizes, tuple(encoders), take(network["head"]))
 
-    with refuse_unlike(
-        f"{checkpoint / STATE} does not list the networks: the run was written by an older "
-        "version of electra, or the file is damaged"
-    ):
+    with refuse_unlike(f"{checkpoint / STATE} does not list the networks: it is damaged"):
         networks = {role: read(role) for role in state["networks"]}
         kept = networks[state["kept"]]
         if "next_sentence" in networks:

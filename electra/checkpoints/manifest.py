@@ -20,6 +20,8 @@ COMMIT_FILE = Path("electra", "commit.txt")
 """Place beside what is installed where the build writes the commit (setup.py)."""
 
 
+FORMAT = 1
+"""Of the folders of runs and fine-tunings. Another number is refused."""
 Step = Annotated[int, AtLeast(0)]
 
 
@@ -76,6 +78,7 @@ class Branch(TypedDict):
 class Manifest(TypedDict):
     """manifest.json of a run or a fine-tuning."""
 
+    format: int
     sessions: list[Session]
     shards: NotRequired[Origin]
     seed: NotRequired[int]
@@ -86,12 +89,15 @@ class Manifest(TypedDict):
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the `Manifest` of a run or a fine-tuning."""
+    """Return the `Manifest` of a run or a fine-tuning; refuse a folder of another format."""
     path = folder / "manifest.json"
     manifest = read_object(path)
-    if "sessions" not in manifest:  # older versions wrote the first session's facts at the top
-        of_run: dict[str, Any] = {k: manifest.pop(k) for k in ("shards", "seed") if k in manifest}
-        manifest = of_run | {"sessions": [manifest]}
+    found = manifest.get("format")
+    require(
+        found == FORMAT,
+        f"{path} has {'no format' if found is None else f'format {found}'}; this version of "
+        f"electra reads format {FORMAT}: write the folder again",
+    )
     check_shape(manifest, Manifest, path)
     return manifest
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from electra.assignments import from_dict, to_dict
 from electra.checkpoints.checkpoint import write_tensors
-from electra.checkpoints.manifest import begin_session, find_commit, read_manifest
+from electra.checkpoints.manifest import FORMAT, begin_session, find_commit
 from electra.checkpoints.results_files import Begun, SeedResults, read_results
 from electra.errors import UserError, count_of, refuse_unlike, require
 from electra.files import (
@@ -93,9 +93,9 @@ def _begin_folder(
             else:
                 write_json(settings_path, settings)
             try:
-                read_manifest(folder)
+                read_object(folder / "manifest.json")
             except UserError:  # none yet, or damaged: the record of earlier sessions is lost
-                write_json(folder / "manifest.json", {"sessions": []})
+                write_json(folder / "manifest.json", {"format": FORMAT, "sessions": []})
             begin_session(
                 folder,
                 device=machine.name,
@@ -136,7 +136,7 @@ def _require_begun_with(folder: Path, settings: dict[str, Any]) -> None:
 
 
 def _by_content(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings without folders' names and threads, with the defaults of what came later."""
+    """Return settings without folders' names and threads."""
     kept = {name: settings[name] for name in settings.keys() - {"start", "config", "grid"}}
     configs = settings.get("grid", {"": settings.get("config", {})})
     read = {name: from_dict(FinetuneConfig, each) for name, each in configs.items()}

@@ -218,7 +218,7 @@ def read_model(
     """
     if is_finetuned(folder):
         finetuned = read_finetuned(folder)
-        examples = finetuned.facts.get("examples", ()) if shows_dev else ()
+        examples = finetuned.facts["examples"] if shows_dev else ()
         task = str(finetuned.facts["task"])
         return TaskModel(name, load_model(finetuned, machine), task, folder, examples)
     model = PretrainedModel(name, folder, machine)

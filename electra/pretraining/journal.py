@@ -57,27 +57,10 @@ class Totals(NamedTuple):
     """Records of metrics.jsonl, but for the evaluation after the last step."""
 
 
-def read_totals(run: Path, checkpoint: Path) -> Totals:
-    """Return the totals of a run at one of its checkpoints.
-
-    An older version wrote none, so that there the records of metrics.jsonl have to do.
-    """
+def read_totals(checkpoint: Path) -> Totals:
+    """Return the totals of a run at one of its checkpoints."""
     facts = read_object(checkpoint / STATE)
-    if "tokens" in facts:
-        return Totals(*(facts[name] for name in Totals._fields))
-    step: int = facts["step"]
-    last: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0}
-    for record in read_metrics(run / "metrics.jsonl"):
-        if record["part"] == "train" and record["step"] <= step:
-            last = record
-    if last["step"] != step:
-        warnings.warn(
-            f"{checkpoint} is of an older version, without totals, and {run / 'metrics.jsonl'} "
-            f"lacks its last records: tokens and seconds leave out the steps from {last['step']:,} "
-            f"to {step:,}",
-            stacklevel=2,
-        )
-    return Totals(step, last["tokens"], last["seconds"], last.get("skipped", 0))
+    return Totals(*(facts[name] for name in Totals._fields))
 
 
 class Window:

@@ -275,7 +275,7 @@ def _load_newest(run: Path, step: Step) -> Totals:
     if step.machine.rank == 0 and list_checkpoints(run):
         _, checkpoint = find_checkpoint(run)
         set_damaged_aside(run, checkpoint)
-        totals = read_totals(run, checkpoint)
+        totals = read_totals(checkpoint)
     totals = from_rank_0(totals)
     if totals.step:
         for stage in range(1, step.model.stage_at(totals.step - 1) + 1):

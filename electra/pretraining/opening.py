@@ -15,7 +15,7 @@ from typing import NamedTuple
 from electra.assignments import to_dict
 from electra.checkpoints.checkpoint import list_checkpoints, run_of
 from electra.checkpoints.folder import read_pretrained, read_run_config
-from electra.checkpoints.manifest import read_manifest
+from electra.checkpoints.manifest import FORMAT, read_manifest
 from electra.checkpoints.metrics import import_tracker
 from electra.checkpoints.saved import SavedModel
 from electra.errors import UserError, command, require
@@ -334,7 +334,7 @@ def _create(
     """Write a run folder with tokenizer, manifest and settings."""
     config = step.config
     source = {"folder": str(shards.folder), "sha256": shards.digest}
-    manifest = {"shards": source, "seed": config.train.seed, "sessions": []}
+    manifest = {"format": FORMAT, "shards": source, "seed": config.train.seed, "sessions": []}
     if start:
         from electra.pretraining.init_from import describe_start
 

@@ -52,11 +52,11 @@ class RunRecord(TypedDict):
     """The last held-out record."""
     scores: Scores
     """By task, as fractions."""
-    metrics: NotRequired[dict[str, str]]
+    metrics: dict[str, str]
     """By task, what the score is."""
     chosen: NotRequired[dict[str, str]]
     """By task, the combination of the grid that dev chose."""
-    collapsed: NotRequired[list[str]]
+    collapsed: list[str]
     """Tasks on which the fine-tuning is no better than a constant answer."""
     branched_from: Branch | None
     """The run whose stable part it shares, and the step."""
@@ -69,7 +69,7 @@ class RunRecord(TypedDict):
     finetune: dict[str, list[str]]
     """By task, settings of the fine-tuning, as field=value."""
     data: NotRequired[dict[str, str]]
-    """By task, digest of its files."""
+    """By task, digest of its files; not in all of results/."""
 
 
 class SuiteResults(TypedDict):
@@ -78,7 +78,7 @@ class SuiteResults(TypedDict):
     suite: dict[str, Any]
     records: list[RunRecord]
     """Of the runs that its tables show."""
-    others: NotRequired[list[RunRecord]]
+    others: list[RunRecord]
     """Of seeds, rows and tasks that the last command left out."""
 
 
@@ -114,7 +114,6 @@ def find_known(
                         f"{' '.join(record['finetune'][task])}, not {' '.join(settings)}; choose "
                         "another folder",
                     )
-                    # Not in records of older versions.
                     require(
                         record.get("data", {}).get(task, data[task]) == data[task],
                         f"{name} was scored on other files of {task}; choose another folder",
@@ -134,7 +133,7 @@ def read_all_records(out: Path) -> list[Record]:
     path = out / "results.json"
     require("suite" in read_object(path), f"{path} is not of a suite; choose another folder")
     found = read_object(path, SuiteResults)
-    records = [*found["records"], *found.get("others", [])]  # not in results of older versions
+    records = [*found["records"], *found["others"]]
     for record in records:
         require_fields(record["finetune"], record["scores"], f"{path}: {record['run']}: finetune")
     return records
@@ -206,19 +205,19 @@ def keep_scores(records: Sequence[Record], written: Sequence[Record]) -> list[Re
     for record in records:
         old = before.get(record["run"])
         if old and old["shards"] == record["shards"] and _config(old) == _config(record):
-            others = [task for task in old.get("collapsed", ()) if task not in record["scores"]]
+            others = [task for task in old["collapsed"] if task not in record["scores"]]
             by_task = ("scores", "metrics", "chosen", "finetune", "data")
             record = {
                 **record,
                 **{key: {**old[key], **record.get(key, {})} for key in by_task if key in old},
-                "collapsed": [*record.get("collapsed", ()), *others],
+                "collapsed": [*record["collapsed"], *others],
             }
         kept.append(record)
     return kept
 
 
 def _config(record: Record) -> PretrainConfig:
-    """Return the settings of a recorded run; an older version may have had fewer."""
+    """Return the settings of a recorded run."""
     return from_dict(PretrainConfig, record["config"])
 
 

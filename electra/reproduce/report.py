@@ -151,8 +151,7 @@ def describe(suite: Suite, cells: Sequence[Cell], num_done: int, num_runs: int) 
 
 def describe_collapses(suite: Suite, records: Sequence[Record]) -> list[str]:
     """Return how many fine-tunings of each task are no better than a constant answer, if any."""
-    # Not in records of older versions.
-    collapsed = [task for record in records for task in record.get("collapsed", ())]
+    collapsed = [task for record in records for task in record["collapsed"]]
     counts = {task: collapsed.count(task) for task in suite.tasks if task in collapsed}
     named = ", ".join(f"{task} {count} of {len(records)}" for task, count in counts.items())
     collapse = "Fine-tunings that collapsed, no better than a constant answer, and count"

@@ -107,8 +107,8 @@ def merge_pieces(
         parts = {"train": describe_part(entries), "heldout": heldout.finish()}
     if config.write_dropped:
         _write_dropped(folder / DROPPED, pieces, places, duplicates, config.seed, tokenizer.names)
-    # The settings that the shards depend on; of one that came later, if it is set. In the order of
-    # release 0.1, too: the sha256 of the manifest is the identity of the shards.
+    # The settings that the shards depend on. Their order and what is left out stay: the sha256 of
+    # the manifest is the identity of the shards, which results/ records.
     left_out = {"workers", *(["form"] if config.form == "auto" else [])}
     settings = {"border": config.border} | asdict(config)
     manifest = {
@@ -135,8 +135,8 @@ def merge_pieces(
 def _describe_text(
     counts: dict[str, Any], pieces: Sequence[Piece], sources: Sources
 ) -> dict[str, Any]:
-    """Return the counts of the text for the manifest, such that its digest is as it always was."""
-    # A file counts its bytes once a range, and later counts are left out if they say nothing.
+    """Return the counts of the text for the manifest."""
+    # A file counts its bytes once a range. Which counts may be left out stays, for the digest.
     num_bytes = sum({each: each.size for piece in pieces for each in piece.ranges}.values())
     forms = {} if counts["forms"].keys() == {"plain text"} else counts["forms"]
     text = {"files": len(sources.files), **counts, "source_bytes": num_bytes, "forms": forms}

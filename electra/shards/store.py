@@ -221,7 +221,9 @@ def open_shards(folder: str | Path, *, verify: bool | Literal["anew"] = True) ->
     require(manifest.get("format") == FORMAT, f"{path} is not the manifest of a shards folder")
     version = manifest.get("version")
     require(
-        version == VERSION, f"{path} has format version {version}; this electra reads {VERSION}"
+        version == VERSION,
+        f"{path} has format {version}; this version of electra reads format {VERSION}: prepare the "
+        "text again",
     )
     check_shape(manifest, Manifest, path)
     with fetched(folder / "tokenizer") as copy:

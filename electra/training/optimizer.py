@@ -115,10 +115,12 @@ class ReferenceAdamW(torch.optim.AdamW):
         """Update every parameter that has a gradient."""
         for each in (each for group in self.param_groups for each in group["params"]):
             state = self.state[each]
-            if each.grad is not None and "step" not in state:  # older checkpoints have none
+            if each.grad is not None and not state:
                 state["step"] = torch.full((), 2.0**30, device=each.device)  # 1 adds nothing to it
-                for name in ("exp_avg", "exp_avg_sq"):
-                    state.setdefault(name, torch.zeros_like(each))
+                state["exp_avg"], state["exp_avg_sq"] = (
+                    torch.zeros_like(each),
+                    torch.zeros_like(each),
+                )
         super().step()
 
 
