@@ -22,4 +22,5 @@ def test_shards_a_run_and_a_fine_tuning_are_read(tmp_path):
     asked = [{"text": text} for text in numbers["texts"]]
     found = electra.predict(electra.load(folder / "finetuned"), asked)
     for ours, theirs in zip(found, numbers["predictions"], strict=True):
+        assert ours.pop("prediction") == theirs.pop("prediction")
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)

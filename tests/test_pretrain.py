@@ -682,7 +682,7 @@ def test_records_and_files(run, toy_config):
     assert results["heldout"] == heldout[-1]
     assert results["tokens"] == train[-1]["tokens"]
     manifest = json.loads((run / "manifest.json").read_text())
-    assert manifest.keys() == {"shards", "seed", "sessions"}
+    assert manifest.keys() == {"format", "shards", "seed", "sessions"}
     (session,) = manifest["sessions"]
     assert {"command", "commit", "packages", "device", "dtype", "started"} <= session.keys()
     samples = json.loads((run / "samples.json").read_text())

@@ -505,7 +505,7 @@ def test_an_interval_shows_whether_it_includes_zero():
 def test_recipes_of_a_suite_are_columns_of_one_table(run_folder, readme):
     rows = (Row(name="BERT", paper=(80.0,)), Row(name="ours", paper=(82.8,)), Row(name="other"))
     facts = {"fraction": 1.0, "steps": 1, "tokens": 1, "flops": {"true": 1.0, "paper": 1.0}}
-    facts |= {"branched_from": None, "commits": [], "devices": []}
+    facts |= {"branched_from": None, "commits": [], "devices": [], "collapsed": []}
     usual = {"title": "Toy", "paper": "Told.", "reference": "BERT", "tasks": ("own",)}
     scores = {
         "best": {"BERT": (0.5, 0.52, 0.48), "ours": (0.6, 0.62, 0.58)},

@@ -23,18 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal, cast
 
-from electra.errors import UserError, require
+from electra.errors import UserError
 from electra.text.characters import replace_surrogates
 from electra.text.config import TextConfig
-from electra.text.sources import (
-    FIRST_BYTES,
-    NAMED_FORMS,
-    WIKI_PAGE,
-    Form,
-    encoding_of,
-    tell_form,
-    why_no_text,
-)
+from electra.text.sources import FIRST_BYTES, WIKI_PAGE, encoding_of, tell_form, why_no_text
 from electra.text.streams import (
     STDIN,
     UTF8,
@@ -48,15 +40,16 @@ from electra.text.streams import (
     unchanged,
 )
 from electra.text.tables import (
-    COLUMNAR_FORMATS,
-    MAX_RECORD_CHARS,
-    arrow_texts,
-    dataset_texts,
+    DATASETS,
+    FORMATS,
+    JSON_LINES,
+    NAMED_FORMS,
+    PAGES,
+    PLAIN,
+    Content,
+    Format,
     format_of,
-    json_texts,
-    jsonl_texts,
-    parquet_texts,
-    separated_texts,
+    is_binary,
 )
 from electra.text.urls import is_dataset, is_url
 
@@ -133,51 +126,61 @@ class Reader:
         Positions are bytes after decompression; None: the end of the file. Of a .parquet file, a
         row group belongs to the range in which it begins. `unit` is that of `range_border`.
         """
-        if is_dataset(path):
-            self._note_form("a dataset")
-            for text in dataset_texts(str(path), self.settings.text_field, self.names):
-                self.counts.text_bytes += len((text or "").encode("utf-8", "replace"))
-                yield from self._split_record(text)
-            return
         assert unit or (start == 0 and stop is None), f"{path} cannot be read in ranges"
-        if unit in (None, "group"):
+        with self._open(path, start, stop, unit) as (form, content):
+            if start == 0:
+                self.counts.forms[form] = self.counts.forms.get(form, 0) + 1
+            if form == PLAIN:
+                yield from self._read_plain(content, unit)
+            elif form == PAGES:
+                yield from self._count(self._split_pages(content.lines))
+            else:
+                yield from self._read_records(content, FORMATS[form])
+
+    @contextmanager
+    def _open(
+        self, path: Path, start: int, stop: int | None, unit: RangeBorder | None
+    ) -> Iterator[tuple[str, Content]]:
+        """Yield the form and the content of a range of a file."""
+
+        def read(source: IO[bytes], stream: IO[bytes]) -> Content:
+            lines = self._read_lines(path, source, stream, is_first=start == 0)
+            field = self.settings.text_field
+            return Content(path, source, stream, lines, field, self.names, start, stop)
+
+        form = DATASETS if is_dataset(path) else NAMED_FORMS.get(format_of(path), PLAIN)
+        if form == DATASETS:
+            yield form, read(io.BytesIO(), io.BytesIO())
+        elif unit in (None, "group"):
             with open_source(path) as (source, stream):
-                if format_of(path) in COLUMNAR_FORMATS:
-                    if start == 0:
-                        self._note_form(NAMED_FORMS[format_of(path)])
-                    yield from self._read_columns(path, source, stream, start, stop)
-                    return
-                encoding = encoding_of(path, self.settings.encoding)
-                stream = transcode(stream, encoding, self._count_invalid, path)
-                form, stream = self._peek(path, stream)
-                yield from self._read_text(path, source, stream, form, start, unit)
+                if not is_binary(path):
+                    encoding = encoding_of(path, self.settings.encoding)
+                    stream = transcode(stream, encoding, self._count_invalid, path)
+                    form, stream = self._peek(path, stream)
+                yield form, read(source, stream)
         else:
-            form = "JSON lines" if unit == "record" else "plain text"
             with _open_range(path, start, stop, unit) as (source, stream):
-                yield from self._read_text(path, source, stream, form, start, unit)
+                yield JSON_LINES if unit == "record" else PLAIN, read(source, stream)
 
     def range_border(self, path: Path) -> RangeBorder | None:
         """Return where a file can be cut into ranges; None: it has to be read as a whole.
 
         Border "auto" becomes what the beginning of the file tells.
         """
-        kind = format_of(path)
-        if kind == ".parquet" and not compression_of(path):
-            return "group"
-        if is_dataset(path) or kind in COLUMNAR_FORMATS:
+        if is_dataset(path):
             return None
+        if is_binary(path):
+            return None if compression_of(path) else FORMATS[NAMED_FORMS[format_of(path)]].border
         if not is_utf8(encoding_of(path, self.settings.encoding)):
             return None
         with open_source(path) as (source, stream):
             form, stream = self._peek(path, stream)
-            if form == "JSON lines":
-                return "record"
-            if form != "plain text":
-                return None
+            if form != PLAIN:
+                return FORMATS[form].border if form in FORMATS else None
             lines = Reader()._read_lines(path, source, stream, is_first=True)
             return _detect_border(lines, self.border)[0]
 
-    def _peek(self, path: Path, stream: IO[bytes]) -> tuple[Form, IO[bytes]]:
+    def _peek(self, path: Path, stream: IO[bytes]) -> tuple[str, IO[bytes]]:
         """Return the form of a file, and the stream of its content again, in UTF-8."""
         first = stream.read(FIRST_BYTES)
         head, is_whole = first.decode("utf-8", "replace"), len(first) < FIRST_BYTES
@@ -189,60 +192,29 @@ class Reader:
         blocks = itertools.chain([first], iter(lambda: stream.read(BLOCK_BYTES), b""))
         return form, stream_blocks(filter(None, blocks))
 
-    def _read_columns(
-        self, path: Path, source: IO[bytes], stream: IO[bytes], start: int, stop: int | None
-    ) -> Iterator[list[str]]:
+    def _read_records(self, content: Content, form: Format) -> Iterator[list[str]]:
+        """Yield the document of each record."""
         before = self.counts.source_bytes
-        if format_of(path) == ".parquet":
-            texts = parquet_texts(path, source, stream, self.settings.text_field, start, stop)
-        else:
-            texts = arrow_texts(path, stream, self.settings.text_field)
-        for text in texts:
-            self.counts.text_bytes += len(text or b"")
-            yield from self._split_record(None if text is None else self._decode(text))
-        self.counts.source_bytes = before + path.stat().st_size
+        for text in form.texts(content):
+            if form.is_binary:  # else lines are counted
+                data = text.encode("utf-8", "replace") if isinstance(text, str) else text
+                self.counts.text_bytes += len(data or b"")
+            yield from self._split_record(self._decode(text) if isinstance(text, bytes) else text)
+        if form.is_binary and not is_dataset(content.path):
+            self.counts.source_bytes = before + content.path.stat().st_size
 
-    def _read_text(
-        self,
-        path: Path,
-        source: IO[bytes],
-        stream: IO[bytes],
-        form: Form,
-        start: int,
-        unit: RangeBorder | None,
-    ) -> Iterator[list[str]]:
-        """Yield the documents of a text in UTF-8; of a range, `unit` tells where they end."""
-        counts = self.counts
-        if start == 0:
-            self._note_form(form)
-        lines = self._read_lines(path, source, stream, is_first=start == 0)
-        records: Iterator[str | None]
-        if form == "JSON lines":
-            origin = f" after byte {start:,}" if start else ""
-            whole = _join_lines(path, lines)
-            records = jsonl_texts(path, whole, self.settings.text_field, origin, self.names)
-        elif form == "JSON":
-            records = json_texts(path, _join_all(path, lines), self.settings.text_field, self.names)
-        elif form in ("CSV", "TSV"):
-            whole = _join_lines(path, lines)
-            records = separated_texts(path, whole, self.settings.text_field, f".{form.lower()}")
-        elif form == "pages of WikiExtractor":
-            yield from self._count(self._split_pages(lines))
-            return
-        else:
-            border = cast(PlainBorder, unit)
-            if unit is None:
-                border, lines = _detect_border(lines, self.border)
-            is_auto = self.border == "auto" and start == 0
-            counts.files_of_lines += is_auto and border == "line"
-            before = counts.documents, counts.lines
-            yield from self._count(_split_documents(lines, border))
-            is_one = unit is None and border == "blank" and counts.documents == before[0] + 1
-            has_many = counts.lines >= before[1] + MANY_LINES
-            counts.files_of_one_document += is_auto and is_one and has_many
-            return
-        for record in records:
-            yield from self._split_record(record)
+    def _read_plain(self, content: Content, unit: RangeBorder | None) -> Iterator[list[str]]:
+        """Yield the documents of plain text; of a range, `unit` tells where they end."""
+        counts, border, lines = self.counts, cast(PlainBorder, unit), content.lines
+        if unit is None:
+            border, lines = _detect_border(lines, self.border)
+        is_auto = self.border == "auto" and content.start == 0
+        counts.files_of_lines += is_auto and border == "line"
+        before = counts.documents, counts.lines
+        yield from self._count(_split_documents(lines, border))
+        is_one = unit is None and border == "blank" and counts.documents == before[0] + 1
+        has_many = counts.lines >= before[1] + MANY_LINES
+        counts.files_of_one_document += is_auto and is_one and has_many
 
     def _split_pages(self, lines: Iterator[str]) -> Iterator[list[str]]:
         """Yield the pages of WikiExtractor; those with no more than their title are counted."""
@@ -270,9 +242,6 @@ class Reader:
             counts.lines += len(document)
             counts.characters += sum(map(len, document))
             yield document
-
-    def _note_form(self, form: Form) -> None:
-        self.counts.forms[form] = self.counts.forms.get(form, 0) + 1
 
     def _count_invalid(self, number: int) -> None:
         self.counts.invalid_sequences += number
@@ -399,37 +368,6 @@ def _find_cut(data: bytes) -> int:
     while cut > len(data) - 4 and data[cut] & 0xC0 == 0x80:
         cut -= 1
     return cut
-
-
-def _join_lines(path: Path, lines: Iterable[str]) -> Iterator[str]:
-    """Yield whole lines, joined from the pieces of `_read_lines`."""
-    pieces: list[str] = []
-    size = 0
-    for line in lines:
-        pieces.append(line)
-        size += len(line)
-        if size > MAX_RECORD_CHARS:
-            raise UserError(f"{path}: a record of more than {MAX_RECORD_CHARS:,} characters")
-        if line.endswith("\n"):
-            pieces = ["".join(pieces)]
-            yield pieces.pop()  # nothing here refers to a giant line any more
-            size = 0
-    pieces = ["".join(pieces)]
-    yield pieces.pop()
-
-
-def _join_all(path: Path, lines: Iterable[str]) -> str:
-    """Return the whole of a file that is one value of JSON."""
-    pieces, size = [], 0
-    for line in lines:
-        pieces.append(line)
-        size += len(line)
-        require(
-            size <= MAX_RECORD_CHARS,
-            f"{path} is one value of JSON of more than {MAX_RECORD_CHARS:,} characters; write its "
-            "records as JSON lines",
-        )
-    return "".join(pieces)
 
 
 # Ranges

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from electra.errors import UserError, did_you_mean, require
 from electra.files import parse_json
@@ -42,10 +42,14 @@ from electra.text.streams import (
     status_of,
 )
 from electra.text.tables import (
-    COLUMNAR_FORMATS,
-    PARQUET_FILE,
+    FORMATS,
+    JSON_LINES,
+    NAMED_FORMS,
+    PAGES,
+    PLAIN,
     SEPARATOR_LINE,
     format_of,
+    is_binary,
     tell_separator,
 )
 from electra.text.urls import find_urls, is_dataset, is_url
@@ -60,18 +64,6 @@ STRAY_SHARE = 0.005
 FEW_BYTES = 200
 """Of fewer bytes no encoding is guessed to advise it."""
 
-Form = Literal[
-    "plain text", "JSON lines", "JSON", "pages of WikiExtractor",
-    "CSV", "TSV", "Parquet", "Arrow", "a dataset",
-]  # fmt: skip
-"""How a text lies in a file. JSON: one value, an array of records or a record."""
-NAMED_FORMS: dict[str, Form] = {
-    ".csv": "CSV",
-    ".tsv": "TSV",
-    ".parquet": "Parquet",
-    ".arrow": "Arrow",
-    ".jsonl": "JSON lines",
-}
 WIKI_PAGE = re.compile(r"""<doc\s(?=[^\n]*\bid=["'])[^\n]*["']\s*>\s*""")
 """First line of a page that WikiExtractor writes, with any attributes; the last is "</doc>"."""
 EXTRACT = "its text has to be extracted first"
@@ -188,7 +180,7 @@ def encoding_of(path: Path, encoding: str) -> str:
         return encoding
     if path == STDIN or is_dataset(path) or path.is_fifo():
         return UTF8  # reading it would consume it
-    if format_of(path) in COLUMNAR_FORMATS:
+    if is_binary(path):
         return UTF8
     with open_source(path) as (_, stream):
         blocks = itertools.islice(iter(lambda: stream.read(FIRST_BYTES), b""), MAX_ASCII_BLOCKS)
@@ -271,23 +263,20 @@ def _find_links(name: str, files: Sequence[Path]) -> Iterator[tuple[Path, str]]:
 
 
 def _choose_text(
-    looks: Mapping[Path, tuple[Form | None, str]], passed_over: list[tuple[Path, str]]
+    looks: Mapping[Path, tuple[str | None, str]], passed_over: list[tuple[Path, str]]
 ) -> list[Path]:
     """Return the text files, and report what else is there, such as files about the data."""
     texts = [path for path, (form, _) in looks.items() if form]
     formats = Counter(map(format_of, texts))
     homes = {
-        folder
-        for path in texts
-        if looks[path][0] not in ("plain text", "pages of WikiExtractor")
-        for folder in path.parents
+        folder for path in texts if looks[path][0] not in (PLAIN, PAGES) for folder in path.parents
     }
     chosen = []
     for path, (form, kind) in looks.items():
         is_rare = 2 * formats[format_of(path)] < len(texts)
         is_about = path.name.partition(".")[0].lower() in ABOUT_DATA
         is_beside = path.parent in homes and (is_about or format_of(path) not in (".txt", ".text"))
-        if form == "plain text" and (
+        if form == PLAIN and (
             is_beside or (is_rare and (is_about or format_of(path) in SETTINGS_FORMATS))
         ):
             kind = "looks like a file about the data, such as a README; pass it by name to read it"
@@ -300,7 +289,7 @@ def _choose_text(
     return chosen
 
 
-def look(path: Path, settings: TextConfig) -> tuple[Form | None, str]:
+def look(path: Path, settings: TextConfig) -> tuple[str | None, str]:
     """Return the form of a file, or None and why it is no text, by its first bytes."""
     try:
         status = status_of(path)
@@ -312,9 +301,11 @@ def look(path: Path, settings: TextConfig) -> tuple[Form | None, str]:
         return None, "empty"
     with open_source(path) as (source, stream):
         first, is_compressed = stream.read(FIRST_BYTES), source is not stream
-    if format_of(path) in COLUMNAR_FORMATS:
-        other = "" if first.startswith(PARQUET_FILE) else name_other(first)
-        return (None, other) if other else (NAMED_FORMS[format_of(path)], "")
+    if is_binary(path):
+        form = NAMED_FORMS[format_of(path)]
+        is_one = bool(FORMATS[form].begins) and first.startswith(FORMATS[form].begins)
+        other = "" if is_one else name_other(first)
+        return (None, other) if other else (form, "")
     if kind := name_other(first) or why_no_text(first, settings.encoding):
         if kind == "binary" and compression_of(path) and not is_compressed:
             kind = f"damaged: it does not begin as {compression_of(path)} files do"
@@ -348,7 +339,7 @@ def why_no_text(first: bytes, encoding: str) -> str:
 
 def tell_form(
     path: Path, head: str, settings: TextConfig, *, is_whole: bool
-) -> tuple[Form | None, str]:
+) -> tuple[str | None, str]:
     """Return the form of a file, by its name or its first characters; or None, and what it is.
 
     `is_whole` says whether the characters, `head`, are all that there are.
@@ -358,9 +349,9 @@ def tell_form(
         return NAMED_FORMS[kind], ""
     head = head.removeprefix("\ufeff").lstrip()
     if settings.form == "text":
-        return "plain text", ""
+        return PLAIN, ""
     if WIKI_PAGE.match(head):
-        return "pages of WikiExtractor", ""
+        return PAGES, ""
     for pattern, what in FOREIGN.items():
         if re.match(pattern, head, re.IGNORECASE):
             return None, what
@@ -369,7 +360,7 @@ def tell_form(
         lines.pop()  # cut off
     lines = [line for line in lines if line.strip()][:FEW_LINES]
     if head[:1] == '"' and _are_strings(lines, is_prose=kind in PROSE):
-        return "JSON lines", ""
+        return JSON_LINES, ""
     if head[:1] in ("{", "["):
         return _tell_json(head, lines, settings.text_field, is_whole=is_whole)
     if kind not in PROSE and MARKUP.match(head):
@@ -379,16 +370,16 @@ def tell_form(
 
 def _tell_json(
     head: str, lines: Sequence[str], text_field: str, *, is_whole: bool
-) -> tuple[Form | None, str]:
+) -> tuple[str | None, str]:
     """Return the form of what begins with a bracket: JSON or plain text."""
     values = [_parse_record(line) for line in lines]
     records: list[Any] = [value for value in values if value is not None]
-    form: Form = "JSON lines"
+    form = JSON_LINES
     if 2 * len(records) > len(lines):
         if len(lines) == 1 and isinstance(records[0], list) and {*map(type, records[0])} != {int}:
             form, records = "JSON", records[0]
     elif not (JSON_OBJECT if head[0] == "{" else JSON_ARRAY).match(head):
-        return "plain text", ""
+        return PLAIN, ""
     elif len(lines) > 1 or head[0] == "[":
         form = "JSON"
         value = _parse_record(head) if is_whole else None
@@ -416,9 +407,7 @@ def _parse_record(line: str) -> Any:
     return value if isinstance(value, dict | list) else None
 
 
-def _tell_table(
-    lines: Sequence[str], text_field: str, *, is_prose: bool
-) -> tuple[Form | None, str]:
+def _tell_table(lines: Sequence[str], text_field: str, *, is_prose: bool) -> tuple[str | None, str]:
     """Return the form of lines: a table with the column that holds the text, or plain text."""
     if lines and SEPARATOR_LINE.fullmatch(lines[0]):
         lines = lines[1:]
@@ -432,7 +421,7 @@ def _tell_table(
             return ("TSV" if separator == "\t" else "CSV"), ""
         if "\t" in lines[0] and is_even and len(lines) > 2 and not is_prose:
             return None, f"a tab-separated table without a column {text_field!r}"
-    return "plain text", ""
+    return PLAIN, ""
 
 
 def _is_mostly(first: bytes, encoding: str) -> bool:

@@ -11,11 +11,12 @@ import reprlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -28,8 +29,11 @@ TABLE_FORMATS = (".tsv", ".csv", ".jsonl", ".parquet")
 SEPARATED_FORMATS = (".csv", ".tsv")
 JSONL_SPELLINGS = (".ndjson", ".json-lines", ".jsonlines")
 """Other names of .jsonl."""
-COLUMNAR_FORMATS = (".parquet", ".arrow")
-"""Formats that are not text, and have an encoding of their own."""
+PLAIN, PAGES, JSON_LINES, DATASETS = (
+    *("plain text", "pages of WikiExtractor"),
+    *("JSON lines", "a dataset"),
+)
+"""Forms in which text lies that more than one place names; the first two hold no records."""
 MAX_RECORD_CHARS = 1 << 28
 """Most characters of a record of text, and of a field of a .csv: both have to be in memory."""
 ARROW_FILE = b"ARROW1"
@@ -161,32 +165,39 @@ def _explain_arrow(path: Path) -> Iterator[None]:
 # Texts of a corpus
 
 
-def separated_texts(
-    path: Path, lines: Iterable[str], text_field: str, kind: str = ""
-) -> Iterator[str]:
+class Content(NamedTuple):
+    """The content of a file, or of a range of it, for the reader of its form."""
+
+    path: Path
+    source: IO[bytes]
+    """The raw file."""
+    stream: IO[bytes]
+    """Without compression."""
+    lines: Iterator[str]
+    """Those of `stream`, if it is text; a giant one comes in pieces."""
+    text_field: str
+    """Field or column of the text."""
+    names: Sequence[str] | None = None
+    """Names of tokens, in id order. JSON may then hold lists of ids, whose names become words."""
+    start: int = 0
+    stop: int | None = None
+
+
+def _separated_texts(content: Content, kind: str) -> Iterator[str]:
     """Yield the texts of a column of a .csv or .tsv (`kind`), whose first row names the columns."""
-    rows = _split_rows(path, lines, kind=kind)
+    rows = _split_rows(content.path, _join_lines(content), kind=kind)
     _, columns = next(rows, (1, []))
-    _require_column(path, text_field, columns)
-    place = columns.index(text_field)
+    _require_column(content.path, content.text_field, columns)
+    place = columns.index(content.text_field)
     yield from (fields[place] for _, fields in rows)
 
 
-def jsonl_texts(
-    path: Path,
-    lines: Iterable[str],
-    text_field: str,
-    origin: str = "",
-    names: Sequence[str] | None = None,
-) -> Iterator[str | None]:
-    """Yield the text of each line that is not blank: a string, or an object with the field.
-
-    Null is None. `path` and `origin`, where the lines begin, are for messages. With `names` of
-    tokens, in id order, a line or its field may be a list of ids, whose names become the words of
-    the text.
-    """
+def _jsonl_texts(content: Content) -> Iterator[str | None]:
+    """Yield the text of each line that is not blank: a string, or an object with the field."""
+    path, _, _, _, text_field, names, start, _ = content
+    origin = f" after byte {start:,}" if start else ""
     numbers = itertools.count(1)
-    for line in lines:
+    for line in _join_lines(content):
         place = f"{path}, line {next(numbers)}{origin}"
         if line.strip():
             try:
@@ -201,13 +212,40 @@ def jsonl_texts(
             yield text
 
 
-def json_texts(
-    path: Path, content: str, text_field: str, names: Sequence[str] | None = None
-) -> Iterator[str | None]:
+def _json_texts(content: Content) -> Iterator[str | None]:
     """Yield the texts of a JSON file that is one value: an array of records, or one record."""
-    value = parse_json(content, path)
+    path, pieces, size = content.path, [], 0
+    for line in content.lines:
+        pieces.append(line)
+        size += len(line)
+        require(
+            size <= MAX_RECORD_CHARS,
+            f"{path} is one value of JSON of more than {MAX_RECORD_CHARS:,} characters; write its "
+            "records as JSON lines",
+        )
+    value = parse_json("".join(pieces), path)
+    del pieces
     for number, record in enumerate(value if isinstance(value, list) else [value], 1):
-        yield _text_of(record, text_field, f"{path}, record {number}", names)
+        yield _text_of(record, content.text_field, f"{path}, record {number}", content.names)
+
+
+def _join_lines(content: Content) -> Iterator[str]:
+    """Yield whole lines, joined from their pieces."""
+    pieces: list[str] = []
+    size = 0
+    for line in content.lines:
+        pieces.append(line)
+        size += len(line)
+        if size > MAX_RECORD_CHARS:
+            raise UserError(
+                f"{content.path}: a record of more than {MAX_RECORD_CHARS:,} characters"
+            )
+        if line.endswith("\n"):
+            pieces = ["".join(pieces)]
+            yield pieces.pop()  # nothing here refers to a giant line any more
+            size = 0
+    pieces = ["".join(pieces)]
+    yield pieces.pop()
 
 
 def _text_of(record: Any, text_field: str, place: str, names: Sequence[str] | None) -> str | None:
@@ -232,8 +270,9 @@ def _text_of(record: Any, text_field: str, place: str, names: Sequence[str] | No
     return record
 
 
-def arrow_texts(path: Path, stream: IO[bytes], text_field: str) -> Iterator[bytes | None]:
+def _arrow_texts(content: Content) -> Iterator[bytes | None]:
     """Yield the texts of a column of an Arrow file, as `datasets` saves them, as bytes."""
+    path, stream, text_field = content.path, content.stream, content.text_field
     ipc = import_extra("pyarrow.ipc", "parquet", path)
     with _explain_arrow(path):
         first = stream.read(len(ARROW_FILE))
@@ -250,14 +289,9 @@ def arrow_texts(path: Path, stream: IO[bytes], text_field: str) -> Iterator[byte
             yield from _to_bytes(path, batch.column(place), text_field)
 
 
-def parquet_texts(
-    path: Path, source: IO[bytes], stream: IO[bytes], text_field: str, start: int, stop: int | None
-) -> Iterator[bytes | None]:
-    """Yield the texts of a column of a Parquet file as bytes; null is None.
-
-    Of a range of the file, from byte `start` to before `stop`, the row groups that begin in it.
-    `source` and `stream` are those of `open_source`.
-    """
+def _parquet_texts(content: Content) -> Iterator[bytes | None]:
+    """Yield the texts of a column of a Parquet file as bytes; of a range, of its row groups."""
+    path, source, stream, _, text_field, _, start, stop = content
     parquet = import_extra("pyarrow.parquet", "parquet", path)
     with tempfile.TemporaryFile() as unpacked:
         if source is not stream:
@@ -286,14 +320,10 @@ def _to_bytes(path: Path, column: Any, text_field: str) -> Iterator[bytes | None
     yield from binary.to_pylist()
 
 
-def dataset_texts(
-    name: str, text_field: str, names: Sequence[str] | None = None
-) -> Iterator[str | None]:
-    """Yield the texts of a dataset of Hugging Face, one after the other as they arrive.
-
-    Its name is datasets:NAME, datasets:NAME:CONFIGURATION or datasets:NAME:CONFIGURATION:SPLIT,
-    where NAME is that of a hub, or a folder.
-    """
+def _dataset_texts(content: Content) -> Iterator[str | None]:
+    """Yield the texts of a dataset of Hugging Face, one after the other as they arrive."""
+    # datasets:NAME, :NAME:CONFIGURATION or :NAME:CONFIGURATION:SPLIT; NAME is a hub's, or a folder.
+    name = str(content.path)
     datasets = import_extra("datasets", "datasets", Path(name))
     title, _, rest = name.removeprefix(DATASET).partition(":")
     configuration, _, split = rest.partition(":")
@@ -302,11 +332,46 @@ def dataset_texts(
             title, configuration or None, split=split or "train", streaming=True
         )
         for number, record in enumerate(found, start=1):
-            yield _text_of(record, text_field, f"{name}, record {number}", names)
+            place = f"{name}, record {number}"
+            yield _text_of(record, content.text_field, place, content.names)
     except UserError:
         raise
     except Exception as error:  # of the hub, the network, the format
         raise UserError(f"{name} cannot be read: {' '.join(str(error).split())}") from None
+
+
+class Format(NamedTuple):
+    """A form in which a file, or a dataset, holds records."""
+
+    texts: Callable[[Content], Iterator[str | bytes | None]]
+    """Yields the text of each record, None where it is null."""
+    suffix: str = ""
+    """Of the names of its files; those without one are told by their first characters."""
+    border: Literal["record", "group"] | None = None
+    """Where a file can be cut into ranges; a binary one that is compressed cannot be."""
+    is_binary: bool = False
+    """Whether it is no text, and has an encoding of its own."""
+    begins: bytes = b""
+    """How its files begin, if under another name that is refused (`name_other`)."""
+
+
+FORMATS: Mapping[str, Format] = {
+    JSON_LINES: Format(_jsonl_texts, ".jsonl", "record"),
+    "JSON": Format(_json_texts),
+    "CSV": Format(partial(_separated_texts, kind=".csv"), ".csv"),
+    "TSV": Format(partial(_separated_texts, kind=".tsv"), ".tsv"),
+    "Parquet": Format(_parquet_texts, ".parquet", "group", is_binary=True, begins=PARQUET_FILE),
+    "Arrow": Format(_arrow_texts, ".arrow", is_binary=True),
+    DATASETS: Format(_dataset_texts, is_binary=True),
+}
+"""By the name of the form. JSON: one value, an array of records or a record."""
+NAMED_FORMS = {each.suffix: form for form, each in FORMATS.items() if each.suffix}
+
+
+def is_binary(path: Path) -> bool:
+    """Return whether a file's name tells a form that is no text."""
+    form = NAMED_FORMS.get(format_of(path))
+    return form is not None and FORMATS[form].is_binary
 
 
 # Tables of tasks
