@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import ClassVar, Literal, NamedTuple
 
 from electra.errors import require
+from electra.outside import Kind, list_outside, load_outside
 
 
 class Within(NamedTuple):
@@ -81,7 +82,9 @@ class Settings:
     tag: ClassVar[str] = ""
     """Field whose value chooses the class of the settings; empty: there is one class."""
     kinds: ClassVar[Mapping[str, str]] = {}
-    """Module and class below electra by value of the tag, for values with settings of their own."""
+    """Module and class below electra by value of the tag; empty: the class that lists them."""
+    of_others: ClassVar[Kind | None] = None
+    """What other packages may have for more values of the tag."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
@@ -97,12 +100,15 @@ class Settings:
 
     @classmethod
     def class_for(cls, value: object) -> type["Settings"]:
-        """Return the class for a value of the tag: one of `kinds`, or the class that lists them."""
-        place = cls.kinds.get(str(value), "")
-        if not place:
-            return next((each for each in cls.__mro__ if "kinds" in vars(each)), cls)
-        module, _, name = place.partition(":")
-        found: type[Settings] = getattr(import_module(f"electra.{module}"), name)
+        """Return the class for a value of the tag, which another package may have."""
+        found: type[Settings] = next((each for each in cls.__mro__ if "kinds" in vars(each)), cls)
+        name = str(value)
+        if place := cls.kinds.get(name):
+            module, _, class_name = place.partition(":")
+            found = getattr(import_module(f"electra.{module}"), class_name)
+        elif name not in cls.kinds and cls.of_others and name in list_outside(cls.of_others):
+            # What is no such part is refused where it is built.
+            found = getattr(load_outside(cls.of_others, name, object), "settings", found)
         return found
 
     def check(self) -> None:

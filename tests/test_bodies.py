@@ -16,11 +16,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from electra.checkpoints.names import ARCHITECTURES, DEBERTA, ELECTRA, MODERNBERT
 from electra.model import masked_lm
-from electra.model.config import ElectraConfig
+from electra.model.config import ElectraConfig, EncoderConfig
 from electra.model.deberta import DisentangledLayer, find_rows
 from electra.model.deberta_config import DebertaConfig
 from electra.model.electra import PostNormLayer
-from electra.model.encoder import Encoder
+from electra.model.encoder import BODIES, Encoder, find_body
 from electra.model.fused.disentangled import FusedDisentangledLayer
 from electra.model.fused.post_norm import FusedPostNormLayer
 from electra.model.fused.pre_norm import FusedPreNormLayer
@@ -65,6 +65,13 @@ CASES = {
 EVERY = pytest.mark.parametrize("sizes", CASES.values(), ids=CASES)
 TOLERANCE = {"atol": 1e-5, "rtol": 0}
 TIED = ("decoder.weight", "decoder.bias", "generator_lm_head.weight")
+
+
+def test_the_architecture_chooses_the_class_of_the_settings():
+    for name in BODIES:
+        assert EncoderConfig.class_for(name) is find_body(name).settings
+    with pytest.raises(TypeError, match="architecture deberta-v2 has DebertaConfig"):
+        dataclasses.replace(SIZES, architecture="deberta-v2")
 
 
 def build_theirs(sizes, encoder, head=None):

@@ -92,6 +92,7 @@ def test_the_objective_of_the_documents_is_trained_where_it_is_installed(
     install({"rare_tokens": code}, tomllib.loads(table)["project"]["entry-points"])
     settings = words_of(SMALL | {"train.steps": 4, "train.initial_weights": "bert"})
     words = ["pretrain", str(toy_shards), "--out", str(tmp_path / "run"), "--set", setting]
+    words += ["method.power=0.5"]
     succeed(capsys, *words, *settings)
     assert read_run_config(tmp_path / "run").method.objective == "rare_tokens"
     last = read_records(tmp_path / "run", "heldout")[-1]
@@ -103,7 +104,7 @@ def test_the_objective_of_the_documents_is_trained_where_it_is_installed(
     counts = count_tokens(shards)
     weights = build_model(config, shards.tokenizer, Machine(), counts).weights_V
     assert (weights * counts).sum() / counts.sum() == pytest.approx(1)
-    expected = (counts.max() / counts.min()) ** 0.25
+    expected = (counts.max() / counts.min()) ** 0.5
     assert weights.max() / weights.min() == pytest.approx(float(expected))
     assert read_pretrained(tmp_path / "run").kept.predicts == "replaced"
     succeed(capsys, "export", str(tmp_path / "run"), "--out", str(tmp_path / "exported"))
@@ -119,6 +120,12 @@ def test_a_body_of_another_package_trains_and_embeds_and_has_no_export(
                 "train.initial_weights=bert")  # fmt: skip
     assert read_records(run, "heldout")[-1]["disc_loss"] > 0
     assert read_run_config(run).model.divisor == 1.5
+    refuse(
+        "'divisor'",
+        override,
+        read_run_config(run),
+        ["model.architecture=electra", "model.divisor=2"],
+    )
     vectors = electra.embed(electra.load(run), ["the queen sold a boat ."])
     assert vectors.shape == (1, 128)
     with pytest.raises(SystemExit):
@@ -148,8 +155,8 @@ def test_what_does_not_fit_is_one_line(install, toy_config):
         ("three", "'three': others:NO_CLASS must be a Objective"),
         ("family", "'family': others:Shouting must be a Objective"),
     ):
-        config = override(toy_config, [f"method.objective={name}"])
-        refuse(says, sketch_objective, config)
+        named = [f"method.objective={name}"]
+        refuse(says, lambda named=named: sketch_objective(override(toy_config, named)))
     refuse("did you mean 'nowhere'", override, toy_config, ["method.objective=nowher"])
     again = {"electra.objectives": {"lost": "others:Other"}}
     install({}, again, package="another")

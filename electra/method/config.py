@@ -167,11 +167,12 @@ class MethodConfig(Settings):
 
     section = "method."
     tag = "objective"
-    kinds: ClassVar[Mapping[str, str]] = {
+    kinds: ClassVar[Mapping[str, str]] = dict.fromkeys(OBJECTIVES, "") | {
         "electric": "objectives.config:ElectricConfig",
         "teams": "objectives.config:TeamsConfig",
         "cocolm": "objectives.config:CocoLMConfig",
     }
+    of_others = "objectives"
     run_needs: ClassVar[tuple[Needs | Order, ...]] = ()
     """Rules of the objective for all settings of a run."""
     needs = (

@@ -93,6 +93,8 @@ class Objective(nn.Module):
     """Whether another network makes the input of the one that pre-training returns."""
     needs_frequencies = False
     """Whether the objective reads `Vocabulary.frequencies_V`, for which the corpus is counted."""
+    settings = MethodConfig
+    """Class of `method.` settings of another package's objective; ours are in its `kinds`."""
     loss_weights: dict[str, float]
     weights_awake: dict[str, float]
     stages: tuple[int, ...] = (0,)

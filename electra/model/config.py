@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 
-from electra.outside import list_outside, load_outside, require_known
+from electra.outside import require_known
 from electra.settings import AtLeast, Needs, Order, Settings, Within
 
 
@@ -61,6 +61,7 @@ class EncoderConfig(Settings):
         "modernbert": "model.modernbert_config:ModernBertConfig",
         "deberta-v2": "model.deberta_config:DebertaConfig",
     }
+    of_others = "bodies"
     run_needs: ClassVar[tuple[Needs | Order, ...]] = ()
     """Rules of the body for all settings of a run."""
     unread: ClassVar[Mapping[str, tuple[str, ...]]] = {}
@@ -75,15 +76,6 @@ class EncoderConfig(Settings):
     """Whether the feed-forward is gated."""
     has_inner_layer: ClassVar[bool] = False
     """Whether heads of fine-tuning have a layer as the generator's before their last one."""
-
-    @classmethod
-    def class_for(cls, value: object) -> type[Settings]:
-        """Return the class of settings for an architecture, which another package may have."""
-        if value in cls.kinds or value not in list_outside("bodies"):
-            return super().class_for(value)
-        body = load_outside("bodies", str(value), object)  # which `find_body` refuses if it is none
-        settings: type[EncoderConfig] = getattr(body, "settings", EncoderConfig)
-        return settings
 
     def check(self) -> None:
         """Check what the table cannot say."""
