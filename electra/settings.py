@@ -8,7 +8,6 @@ from operator import attrgetter
 from typing import ClassVar, Literal, NamedTuple
 
 from electra.errors import require
-from electra.outside import Kind, list_outside, load_outside
 
 
 class Within(NamedTuple):
@@ -83,7 +82,7 @@ class Settings:
     """Field whose value chooses the class of the settings; empty: there is one class."""
     kinds: ClassVar[Mapping[str, str]] = {}
     """Module and class below electra by value of the tag; empty: the class that lists them."""
-    of_others: ClassVar[Kind | None] = None
+    of_others: ClassVar[Literal["bodies", "objectives"] | None] = None
     """What other packages may have for more values of the tag."""
 
     def __post_init__(self) -> None:
@@ -106,9 +105,11 @@ class Settings:
         if place := cls.kinds.get(name):
             module, _, class_name = place.partition(":")
             found = getattr(import_module(f"electra.{module}"), class_name)
-        elif name not in cls.kinds and cls.of_others and name in list_outside(cls.of_others):
-            # What is no such part is refused where it is built.
-            found = getattr(load_outside(cls.of_others, name, object), "settings", found)
+        elif name not in cls.kinds and cls.of_others:
+            from electra.outside import list_outside, load_outside
+
+            if name in list_outside(cls.of_others):  # what is no such part is refused when built
+                found = getattr(load_outside(cls.of_others, name, object), "settings", found)
         return found
 
     def check(self) -> None:
