@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
@@ -110,6 +110,16 @@ def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, 
             yield from flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
+
+
+def list_names(config: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted name of each setting, also of those that it has with another tag."""
+    for name, value in vars(config).items():
+        inside = dataclasses.is_dataclass(value)
+        yield from list_names(value, f"{prefix}{name}.") if inside else [prefix + name]
+    for value in getattr(config, "kinds", ()):
+        others = _types(config.class_for(value)).keys() - vars(config)
+        yield from sorted(prefix + name for name in others)
 
 
 def differences(before: Any, after: Any) -> dict[str, tuple[Any, Any]]:

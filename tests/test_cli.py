@@ -274,6 +274,7 @@ def test_help_has_an_end_whatever_the_width(capsys, monkeypatch, columns):
         ("finetune run --task", "cola"),
         ("reproduce", "table-5"),
         ("pretrain --set", "train.steps="),
+        ("pretrain --set", "model.local_attention="),
         ("tokenizer --set", "vocab_size="),
         ("prepare --set", "duplicates="),
         ("quickstart --set", "pretrain.train.steps="),

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from electra import files
-from electra.assignments import flatten, to_dict
+from electra.assignments import flatten, list_names, to_dict
 from electra.errors import require
 from electra.presets import PRESETS, RECIPES
 from electra.terminal.printing import print_plan
@@ -21,7 +21,7 @@ def completed(name: Callable[[], Iterable[str]]) -> Parameter:
 
 def settings_of(config: Any) -> Parameter:
     """Return a parameter of settings, which the shell completes with the fields of a config."""
-    return completed(lambda: [f"{name}=" for name, _ in flatten(to_dict(config))])
+    return completed(lambda: [f"{name}=" for name in list_names(config)])
 
 
 Words = Annotated[tuple[str, ...], Parameter(consume_multiple=True)]
