@@ -9,8 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-PASSWORD = re.compile(r"([a-z][a-z0-9+.-]*:/{1,2}[^/\s:@]*):[^/\s]+@", re.IGNORECASE)
-"""User and password of a URL, of which `Path` makes one slash of two."""
+PASSWORD = re.compile(r"([a-z][a-z0-9+.-]*:/{1,2}[^/\s:@]*):(?!\d+/)\S+@", re.IGNORECASE)
+"""A URL (`Path` makes one slash of two) up to its password, which may have @ and /; no port."""
 
 
 def hide_passwords(text: str) -> str:

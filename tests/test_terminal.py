@@ -161,7 +161,11 @@ def test_a_name_is_never_an_option_of_the_next_command():
     )
 
 
-@pytest.mark.parametrize("url", ["http://ann:SE@CRET@host/x", "s3:/:SECRET@host", "a://b:S:E@c"])
+@pytest.mark.parametrize(
+    "url",
+    ["http://ann:SE@CRET@host/x", "s3:/:SECRET@host", "a://b:S:E@c", "http://ann:/SE/C/RET@host/x"]
+    + ["https:/ann:1a/SE@host:80/x", "s3://ann:SE//CR@E/T@host"],
+)
 def test_no_password_of_a_url_is_printed(capsys, url):
     print_done(f"wrote {url}", command("prepare", url, "--out", "shards"))
     print_note(f"{url} is slow")
