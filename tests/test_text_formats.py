@@ -508,6 +508,8 @@ def test_western_and_central_europe_are_told_apart(name, text):
         "Perché non è più così? Lunedì andrò.",
         "Åsa är på ön.",
         "A déjà vu à la carte.",
+        "A footnote¹ on déjà vu².",
+        "It holds 5 m³ at 50£a day, or ¼ of it.",
     ],
 )
 def test_a_few_accents_are_western(text):
@@ -522,6 +524,10 @@ def test_a_few_accents_are_western(text):
         ("cp1250", "Příliš žluťoučký kůň úpěl ďábelské ódy."),
         ("cp1250", "Češnje so rdeče, a še ne dovolj zrele."),
         ("cp1250", "Aşa este viaţa în această ţară."),
+        ("cp1250", "The president was Lech Wałęsa."),
+        ("cp1250", "A town in Poland is called Łódź."),
+        ("cp1250", "żółw"),
+        ("cp1250", "Wrocław has a café."),
         ("cp1251", "Он использует Windows и Word на работе."),
         ("cp1253", "\u0397 Αθήνα είναι η πρωτεύουσα (Athens)."),
     ],

@@ -238,6 +238,8 @@ CENTRAL = ["ąćęłńóśźż", "áčďéěíňóřšťúůýž", "áäčďéí
 """Letters beyond ASCII of the languages of cp1252 and of cp1250."""
 ONLY_CENTRAL = set("".join(CENTRAL)) - set("".join(WESTERN)) - set("ďĺŕ")
 """Letters of CENTRAL alone, without some that are seldom: their bytes are the common ï, å and à."""
+NO_WORD = re.compile("[a-zß-ÿ](?:[£¥¯³¹º¼¾¿][a-zß-ÿ]|[Ÿ\ufffd])")
+"""What no word of cp1252 has inside: a sign, which is ł, ą, ż or ľ in cp1250, or a capital: ź."""
 
 MAX_INVALID_SHARE = 0.1
 """Largest share of invalid characters in a text; in UTF-8, of those that are not ASCII."""
@@ -305,20 +307,25 @@ def guess(first: bytes) -> str:
 
 def _settle_latin(whole: bytes, best: str) -> str:
     """Return the detected encoding; of a text in Latin script cp1252, unless cp1250 fits better."""
-    # What has the letters of one language as well in either needs two words that are Central
-    # European for certain: a few accents within English say little.
+    # A name such as Wałęsa, which is Wa³êsa in cp1252, is certain. What has the letters of one
+    # language as well in either needs two words that are Central European: a few accents within
+    # English say little.
     if best in OTHER_SCRIPTS:
         words = _words_beyond_ascii(whole, best)
         is_mixed = sum(re.search("[a-zA-Z]", word) is not None for word in words)
         if not words or is_mixed < MIXED_WORDS * len(words):
             return best
-    elif best != "cp1250":
+    elif best not in ("cp1250", "cp1252"):
         return best
+    words = re.findall(r"[^\s\x00-\x40]{4,}", whole.decode("cp1252", "replace"))  # x³y is none
+    are_none = [NO_WORD.search(word) is not None for word in words if not word.isascii()]
+    if any(are_none) and 2 * sum(are_none) >= len(are_none):
+        return "cp1250"
     western, central = _words_beyond_ascii(whole, "cp1252"), _words_beyond_ascii(whole, "cp1250")
     shares = _fit(western, WESTERN), _fit(central, CENTRAL)
     certain = [word for word in central - western if not ONLY_CENTRAL.isdisjoint(word)]
     is_tie = shares[1] == shares[0] and best == "cp1250"
-    is_central = shares[1] > shares[0] or (is_tie and len(certain) > 1)
+    is_central = best != "cp1252" and (shares[1] > shares[0] or (is_tie and len(certain) > 1))
     return "cp1250" if is_central else "cp1252"
 
 
@@ -330,7 +337,7 @@ def _words_beyond_ascii(text: bytes, encoding: str) -> set[str]:
 
 def _fit(words: Collection[str], alphabets: Sequence[str]) -> float:
     """Return the share of the letters beyond ASCII that one of the alphabets has."""
-    letters = [each for word in words for each in word if not each.isascii() and each.isalnum()]
+    letters = [each for word in words for each in word if not each.isascii() and each.isalpha()]
     counts = [sum(each in alphabet for each in letters) for alphabet in alphabets]
     return max(counts) / len(letters) if letters else 0.0
 
