@@ -310,7 +310,7 @@ def test_it_follows_a_run_that_goes_on(browser, run, tmp_path):
         page.set_default_timeout(1000 * SECONDS)
         page.goto(f"http://127.0.0.1:{port}")
         page.wait_for_selector("text=no checkpoint yet")
-        page.wait_for_selector("figure[data-panel=mlm_loss]")
+        page.wait_for_selector('figure[data-panel=mlm_loss] b:has-text("Generator\'s loss")')
         last = json.loads(lines[-1])["step"]
         metrics.write_text("".join(lines[:-1]))  # the last is held-out, of the step before it
         page.wait_for_selector(f"#progress:has-text('step {last} of')")

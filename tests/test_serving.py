@@ -33,6 +33,7 @@ from benchmarks.serve import Client, read_memory
 from electra.checkpoints.checkpoint import list_checkpoints
 from electra.checkpoints.finetuned import read_finetuned
 from electra.checkpoints.folder import read_sizes
+from electra.checkpoints.metrics import read_metrics
 from electra.cli import main
 from electra.inference.ask import detect, fill
 from electra.inference.embed import embed
@@ -40,8 +41,10 @@ from electra.inference.figure_2 import draw_picture, sample_tokens
 from electra.inference.models import Embed, load_models
 from electra.inference.predict import load_model
 from electra.interop.export import export
+from electra.reports.glossary import GLOSSARY
 from electra.service.connection import MAX_IDLE
 from electra.service.queue import BatchQueue, Failed, Full
+from electra.service.service import page
 from electra.training.machine import Machine
 
 WORDS = ["the", "old", "sailor", "repaired", "a", "boat", ".", "queen", "umbrellas", "xylophone"]
@@ -397,8 +400,7 @@ def test_models_curves_and_the_interface_are_described(port, run):
     assert models[1]["labels"] == ["other", "woman"]
     assert models[1]["examples"] == [{"text": "the chef cooked the meal"}]
     curves = get("/models/run/curves")
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    assert curves["records"] == [json.loads(line) for line in lines]
+    assert curves["records"] == read_metrics(run / "metrics.jsonl")
     assert {record["step"] for record in get("/models/run/curves?after=8")["records"]} == {12}
     again = get("/models/run/curves?after=99")
     assert again == {"records": curves["records"], "restarted": True}
@@ -879,3 +881,12 @@ def test_a_minute_of_64_clients_with_wrong_requests_among_them(run, tuned):
         grown = read_memory(process.pid) - before
     assert min(counts.values()) > 100
     assert grown < 100 << 20
+
+
+def test_curves_on_the_page_are_named_as_in_the_glossary():
+    html = asyncio.run(page()).body.decode()
+    (titles,) = re.findall(r"const TITLES = (\{.*?\});", html)
+    panels = re.findall(r'^  \{ name: "(\w+)"', html, re.MULTILINE)
+    assert len(panels) == 6
+    for name in panels:
+        assert json.loads(titles)[name] == GLOSSARY[name].title != ""

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import hashlib
+import json
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -28,6 +29,7 @@ from electra.files import parse_json
 from electra.inference.ask import Candidate
 from electra.inference.figure_2 import PictureToken, draw_picture
 from electra.inference.models import MAX_TOP, Embed, PretrainedModel, ServedModel, TaskModel
+from electra.reports.glossary import GLOSSARY
 from electra.reports.tokens import Word
 from electra.service.config import ServeConfig
 from electra.service.gate import Gate, Meters, refuse
@@ -428,7 +430,10 @@ async def page() -> Response:
 
 @cache
 def _read_page() -> str:
-    return (files("electra.service") / "page.html").read_text(encoding="utf-8")
+    """Return the page, in which the curves have the titles of the glossary."""
+    text = (files("electra.service") / "page.html").read_text(encoding="utf-8")
+    titles = {name: metric.title for name, metric in GLOSSARY.items()}
+    return text.replace("GLOSSARY_TITLES", json.dumps(titles))
 
 
 def _hash(tag: str) -> str:
