@@ -596,6 +596,21 @@ def test_a_run_that_makes_a_model_worse_says_so(toy_config):
     assert len(read(0.33)) == 1
 
 
+def test_an_objective_without_a_discriminator_says_so_by_its_loss(toy_config):
+    alarms = Alarms(override(toy_config, ["method.objective=mlm"]))
+
+    def read(**record):
+        return alarms.read_heldout({"part": "heldout", "step": 1, "loss": 9.0, **record})
+
+    assert [read(), read(old_loss=3.0), read(old_loss=None), read(old_loss=3.29)] == [[]] * 4
+    (text,) = read(old_loss=3.6)
+    assert "on the old text the loss is 3.6000, and was 3.0000 before its first step" in text
+    assert "it has risen by 20%; a lower optimizer.learning_rate, or old text" in text
+    assert read(old_loss=3.9) == []
+    assert "it has risen by 30%" in alarms.read_end()[0]
+    assert read(old_loss=3.0) == alarms.read_end() == []
+
+
 def test_the_end_of_a_continued_run_shows_what_it_gained_and_lost(
     folders, toy_shards, toy_config, tmp_path, capsys
 ):

@@ -22,6 +22,7 @@ from electra.checkpoints.checkpoint import STATE, Saver, State, describe_network
 from electra.checkpoints.manifest import amend_session, begin_session
 from electra.checkpoints.metrics import MetricsLog, Tracker, read_metrics
 from electra.files import make_folder, read_object, write_json
+from electra.method.config import ALONE
 from electra.method.flops import count_run, count_stages
 from electra.pretraining.evaluation import Domains, evaluate, heldout_rows, view_rows
 from electra.pretraining.guard import ACCEPTED, NOT_FINITE, REASONS
@@ -208,7 +209,8 @@ WORSE_THAN_CHANCE = 1.2
 """Generator's loss divided by that of a uniform guess, above which a run diverges."""
 LOST_SHARE = 0.1
 """Share of what the discriminator had learnt, before a continued run, whose loss raises an alarm.
-What it has learnt is the distance of its loss from that of a constant prediction."""
+What it has learnt is the distance of its loss from that of a constant prediction. Other objectives
+have no such prediction: a share of their first loss."""
 
 
 class Alarms:
@@ -277,17 +279,25 @@ class Alarms:
         """Return the alarms that a held-out record of a continued run raises, by domain."""
         raised = []
         for domain, was_worse in self.is_worse.items():
-            loss, constant = (record.get(f"{domain}_{n}disc_loss") for n in ("", "constant_"))
-            if loss is None or constant is None:
+            disc_loss = record.get(f"{domain}_disc_loss")
+            loss = record.get(f"{domain}_loss") if disc_loss is None else disc_loss
+            if loss is None:
                 continue
             before = self.before.setdefault(domain, loss)
-            learnt = constant - before
+            learnt = before
+            if disc_loss is not None:
+                learnt = (record.get(f"{domain}_constant_disc_loss") or 0.0) - before
             lost = (loss - before) / learnt if learnt > 0 else 0.0
+            whose, told = "the loss", f"it has risen by {lost:.0%}"
+            if disc_loss is not None:
+                whose = "the discriminator's loss"
+                told = f"{lost:.0%} of what it had learnt there is lost"
+            has_generator = self.config.method.objective not in ALONE
+            warmup = "more generator.warmup_steps, " if has_generator else ""
             self.is_worse[domain] = (
-                f"on the {domain} text the discriminator's loss is {loss:.4f}, and was "
-                f"{before:.4f} before its first step: {lost:.0%} of what it had learnt there "
-                "is lost; a lower optimizer.learning_rate, more generator.warmup_steps, or old "
-                "text among the new may help"
+                f"on the {domain} text {whose} is {loss:.4f}, and was {before:.4f} before its "
+                f"first step: {told}; a lower optimizer.learning_rate, {warmup}or old text among "
+                "the new may help"
             ) * (lost > LOST_SHARE)
             if self.is_worse[domain] and not was_worse:
                 raised.append(self.is_worse[domain])
