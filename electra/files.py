@@ -49,6 +49,14 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
+def write_facts(path: Path, facts: Mapping[str, Any], hashes: Mapping[str, str] = {}) -> None:
+    """Write a JSON object of ours, and in its `sha256` that of these facts, by the file's name.
+
+    `hashes` are those of other files, by name. `parse_object` refuses facts that have changed.
+    """
+    write_json(path, {**facts, "sha256": {**hashes, path.name: sha256_facts(facts)}})
+
+
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text atomically: a reader sees the old file or the new file."""
     with new_file(path) as incomplete:
@@ -151,7 +159,7 @@ def write_hashes(folder: Path, **facts: Any) -> None:
     locks = (UNFINISHED, LOCK)
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in locks)
     hashes = {path.name: sha256_file(path) for path in files}
-    write_json(folder / HASHES, {**facts, "sha256": hashes})
+    write_facts(folder / HASHES, facts, hashes)
 
 
 def check_hashes(folder: Path) -> None:
@@ -176,6 +184,22 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def sha256_facts(facts: Mapping[str, Any]) -> str:
+    """Return the sha256 of facts that JSON can hold, in any order."""
+    plain = json.loads(json.dumps(facts))  # whose keys are text
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def _check_facts(value: dict[str, Any], path: Any) -> None:
+    """Refuse what `write_facts` wrote and has changed; take its own hash out of the object."""
+    hashes = value.pop("sha256", None)
+    if isinstance(hashes, dict) and hashes.pop(path.name, None) not in (None, sha256_facts(value)):
+        advice = "write it back or, if it was changed on purpose, remove its sha256"
+        raise UserError(f"{path} is damaged: it does not match the sha256 in it; {advice}")
+    if hashes:
+        value["sha256"] = hashes
+
+
 def read_text(path: Path) -> str:
     """Return the content of a UTF-8 file; any other is refused by its name."""
     require_regular(path)
@@ -193,14 +217,8 @@ def read_object(path: Path, shape: Any = dict) -> dict[str, Any]:
 
     Refused is half of a surrogate pair, too, which no text of ours could be written with.
     """
-    value: dict[str, Any] = read_json(path, shape)
-    return value
-
-
-def read_json(path: Path, shape: Any) -> Any:
-    """Return the value in a JSON file as `read_object` does; it need not be an object."""
     text = read_text(path)
-    value = parse_json(text, path)
+    value: dict[str, Any] = parse_object(text, path)
     if SURROGATE.search(text):
         check_unicode(value, path)
     check_shape(value, shape, path)
@@ -208,9 +226,11 @@ def read_json(path: Path, shape: Any) -> Any:
 
 
 def parse_object(text: str | bytes, place: object) -> dict[str, Any]:
-    """Return the object of a JSON text, such as a line of a file; refuse any other value."""
+    """Return the object of a JSON text: of a file whose facts are as written, or of a line."""
     value: dict[str, Any] = parse_json(text, place)
     check_shape(value, dict, place)
+    if not isinstance(place, str):  # a path, if only of a URL
+        _check_facts(value, place)
     return value
 
 
@@ -279,7 +299,7 @@ def refuse_existing(path: Path) -> None:
 
 def require_same(folder: Path, begun: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     """Refuse a folder that was begun with other settings."""
-    different = " and ".join(name for name in settings if settings[name] != begun.get(name))
+    different = ", ".join(name for name in settings if settings[name] != begun.get(name))
     advice = "remove it or choose another --out"
     require(not different, f"{folder} was started with different {different}; {advice}")
 

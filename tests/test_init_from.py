@@ -10,7 +10,7 @@ import transformers
 from commands import refuse_command, run_python_of, succeed
 from networks import assert_same_tensors
 from refusals import refuse
-from runs import assert_same_end, begin, ignore, read_records, send_at
+from runs import assert_same_end, begin, flip_bit, ignore, read_records, send_at
 from safetensors.torch import load_file, save_file
 from test_golden import NEXT_SENTENCE
 
@@ -542,8 +542,12 @@ def test_the_rows_of_the_losses_stay_in_a_cooldown_and_so_does_the_old_text_wher
     refuse("does not hold the shards that", pretrain, toy_shards, ended, config, ignore)
     manifest["also_evaluate"]["sha256"] = digest
     write_json(ended / "manifest.json", manifest)
-    with pytest.warns(UserWarning, match=f"train.also_evaluate {toy_shards} -> {moved}"):
-        pretrain(toy_shards, ended, config, ignore)
+    changed = pytest.warns(UserWarning, match=f"train.also_evaluate {toy_shards} -> {moved}")
+    flip_bit(ended / name)
+    with changed:
+        refuse(f"{name} is damaged: its sha256", pretrain, toy_shards, ended, config, ignore)
+    shutil.copyfile(measured / name, ended / name)
+    pretrain(toy_shards, ended, config, ignore)
     assert read_manifest(ended)["also_evaluate"] == {"folder": str(moved), "sha256": digest}
 
 

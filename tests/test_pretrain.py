@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import platform
+import random
 import resource
 import shutil
 import subprocess
@@ -48,7 +49,7 @@ from electra.checkpoints.manifest import amend_session, read_manifest
 from electra.checkpoints.metrics import read_curves, read_metrics
 from electra.cli import main
 from electra.errors import UserError
-from electra.files import write_json
+from electra.files import check_hashes, read_object, write_json
 from electra.interop.card import describe_run
 from electra.interop.export import export
 from electra.model.electra import PostNormLayer
@@ -508,7 +509,7 @@ def test_lost_records_of_a_finished_run_are_told(run, tmp_path, damage, num_lost
     damage(copy / "metrics.jsonl")
     with pytest.warns(UserWarning, match=f"metrics.jsonl has lost {num_lost}: curves have gaps"):
         found = read_curves(copy)
-    assert found[-1] == json.loads((run / "results.json").read_text())["heldout"]
+    assert found[-1] == read_object(run / "results.json")["heldout"]
     for read in (lambda: describe_run(copy, 12), lambda: read_folders([copy])):
         with pytest.warns(UserWarning, match="metrics.jsonl has lost"):
             read()
@@ -517,7 +518,7 @@ def test_lost_records_of_a_finished_run_are_told(run, tmp_path, damage, num_lost
 @pytest.mark.parametrize("last", [5, [1], {"step": 1}, {"part": "train"}, {"part": [], "step": 1}])
 def test_a_last_evaluation_that_is_none_is_refused(run, tmp_path, last):
     path = shutil.copytree(run, tmp_path / "copy") / "results.json"
-    write_json(path, json.loads(path.read_text()) | {"heldout": last})
+    write_json(path, read_object(path) | {"heldout": last})
     refuse("results.json: heldout is not a record of an evaluation", read_curves, path.parent)
 
 
@@ -552,7 +553,7 @@ def test_a_damaged_record_costs_no_other(run, unfinished):
 def test_totals_are_those_of_the_checkpoint(run, unfinished, step, damage, num_lost):
     """Which is on the disk when the step is done; metrics.jsonl may lose lines in a crash."""
     path = unfinished / "metrics.jsonl"
-    expected = json.loads((run / "results.json").read_text())
+    expected = read_object(run / "results.json")
     lines = path.read_text().splitlines(keepends=True)
     lines = lines[:-1] if step == 12 else lines[:2]  # the evaluation is done again
     if step == 6:
@@ -608,7 +609,7 @@ MLM, RTD = "ElectraForMaskedLM", "ElectraForPreTraining"
 )
 def test_every_objective_runs(train, tmp_path, settings, measures, architecture):
     run, exported = train("run", settings, "train.steps=6"), tmp_path / "hf"
-    heldout = json.loads((run / "results.json").read_text())["heldout"]
+    heldout = read_object(run / "results.json")["heldout"]
     assert measures <= heldout.keys()
     del heldout["part"]  # no AUC where every chosen token is replaced
     assert all(value is None or np.isfinite(value) for value in heldout.values())
@@ -678,14 +679,14 @@ def test_records_and_files(run, toy_config):
     for record in heldout:  # what the run has cost so far
         (same,) = (each for each in train if each["step"] == record["step"])
         assert (record["tokens"], record["flops"]) == (same["tokens"], same["flops"])
-    results = json.loads((run / "results.json").read_text())
+    results = read_object(run / "results.json")
     assert results["heldout"] == heldout[-1]
     assert results["tokens"] == train[-1]["tokens"]
     manifest = json.loads((run / "manifest.json").read_text())
-    assert manifest.keys() == {"format", "shards", "seed", "sessions"}
+    assert manifest.keys() == {"format", "shards", "seed", "sessions", "sha256"}
     (session,) = manifest["sessions"]
     assert {"command", "commit", "packages", "device", "dtype", "started"} <= session.keys()
-    samples = json.loads((run / "samples.json").read_text())
+    samples = json.loads((run / "samples.json").read_text())["rows"]
     for row in samples:
         assert row[0]["token"] == "[CLS]"
         assert all(view["is_replaced"] == (view["token"] != view["original"]) for view in row)
@@ -757,7 +758,7 @@ def test_each_row_has_its_own_masks(toy_shards, toy_config):
 def test_samples_do_not_depend_on_accumulation(run, train):
     found = []
     for folder in (run, train("parts", "train.accumulation=3")):
-        rows = json.loads((folder / "samples.json").read_text())
+        rows = read_object(folder / "samples.json")["rows"]
         found.append([[view["original"] for view in row] for row in rows])
     assert len(found[0]) == 8
     assert found[0] == found[1]
@@ -786,7 +787,7 @@ def test_passes_over_the_text_are_told_first_and_many_with_a_note(train, toy_sha
 def test_a_run_without_evaluations(train, tmp_path):
     """Nothing is measured on held-out text, and the report says so."""
     run = train("run", "train.evaluate_rows=0")
-    results = json.loads((run / "results.json").read_text())
+    results = read_object(run / "results.json")
     assert (results["heldout"], results["steps"]) == (None, 12)
     assert {record["part"] for record in read_metrics(run / "metrics.jsonl")} == {"train"}
     assert not (run / "samples.json").exists()
@@ -796,9 +797,9 @@ def test_a_run_without_evaluations(train, tmp_path):
 
 def test_shards_that_moved_are_named_once(unfinished, toy_shards, tmp_path):
     moved = shutil.copytree(toy_shards, tmp_path / "moved")
-    manifest = json.loads((unfinished / "manifest.json").read_text())
+    manifest = read_manifest(unfinished)
     manifest["shards"]["folder"] = "gone"
-    (unfinished / "manifest.json").write_text(json.dumps(manifest))
+    write_json(unfinished / "manifest.json", manifest)
     says = f"gone ... if they are elsewhere: electra pretrain SHARDS --resume {unfinished}"
     refuse(says, lambda: resume(unfinished, ignore))
     resume(unfinished, ignore, moved)
@@ -973,3 +974,59 @@ def test_layers_are_those_that_the_machine_runs_best(setting, device, compiled, 
     with pytest.raises(UserError, match=says) if is_refused else nullcontext():
         chosen = choose_layers(setting, "electra", torch.device(device), is_plain=compiled)
         assert chosen is expected
+
+
+READERS = {
+    "config.json": lambda path: read_run_config(path.parent),
+    "manifest.json": lambda path: read_manifest(path.parent),
+    "results.json": read_object,
+    "samples.json": lambda path: read_samples(path.parent),
+    "shards/manifest.json": lambda path: open_shards(path.parent, verify=False),
+    "shards/tokenizer/electra.json": lambda path: check_hashes(path.parent),
+}
+
+
+def flip_digits(text, rng):
+    """Yield a JSON text with one digit changed, and so a value: of a float not always."""
+    masked = text.replace('"sha256"', '"sha___"')
+    places = [place for place, char in enumerate(masked) if char.isdigit()]
+    for place in rng.sample(places, min(40, len(places))):
+        changed = f"{text[:place]}{(int(text[place]) + 1) % 10}{text[place + 1 :]}"
+        if json.loads(changed) != json.loads(text):
+            yield changed
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_flipped_digit_of_what_we_wrote_is_seen(run, toy_shards, tmp_path, name):
+    copy, read = tmp_path / "copy", READERS[name]
+    shutil.copytree(toy_shards if name.startswith("shards/") else run, copy)
+    path = copy / name.removeprefix("shards/")
+    text = path.read_text()
+    for changed in flip_digits(text, random.Random(0)):
+        path.write_text(changed)
+        refuse(f"{path.parent}/ ... damaged", read, path)
+    path.write_text(json.dumps(json.loads(text), sort_keys=True))  # as another program writes it
+    read(path)
+
+
+def test_a_flipped_digit_of_a_record_costs_this_record_alone(run, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    whole = read_metrics(run / "metrics.jsonl")
+    for number, line in enumerate(lines):
+        for changed in flip_digits(line, random.Random(number)):
+            path.write_text("".join([*lines[:number], changed, *lines[number + 1 :]]))
+            with pytest.warns(UserWarning, match=rf"left out: line {number + 1}$"):
+                assert read_metrics(path) == whole[:number] + whole[number + 1 :]
+
+
+def test_settings_are_changed_on_purpose_without_their_hash(unfinished):
+    path = unfinished / "config.json"
+    config = json.loads(path.read_text())
+    config["optimizer"]["learning_rate"] *= 2
+    path.write_text(json.dumps(config))
+    says = f"{path} is damaged: it does not match the sha256 in it ... on purpose, remove its sha"
+    refuse(says, resume, unfinished, ignore)
+    del config["sha256"]
+    path.write_text(json.dumps(config))
+    resume(unfinished, ignore)

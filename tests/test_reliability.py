@@ -33,6 +33,7 @@ from electra.checkpoints.checkpoint import copy_state, find_checkpoint, list_che
 from electra.checkpoints.manifest import amend_session
 from electra.checkpoints.metrics import read_metrics
 from electra.errors import UserError
+from electra.files import read_object, write_json
 from electra.method.objective import Objective
 from electra.presets import PRESETS
 from electra.pretraining.guard import ACCEPTED, NOT_FINITE, SPIKE, Guard
@@ -124,8 +125,8 @@ def test_the_command_says_which_settings_differ(stopped, toy_config, settings, s
 
 def test_a_run_is_not_continued_on_other_shards(stopped, toy_shards, toy_config, tmp_path):
     other = shutil.copytree(toy_shards, tmp_path / "other")
-    manifest = json.loads((other / "manifest.json").read_text())
-    (other / "manifest.json").write_text(json.dumps({**manifest, "note": "prepared anew"}))
+    path = other / "manifest.json"
+    write_json(path, {**read_object(path), "note": "prepared anew"})
     with pytest.raises(UserError, match=r"does not hold the shards of .* it has another corpus"):
         pretrain(other, stopped, toy_config, ignore)
 

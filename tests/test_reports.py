@@ -128,8 +128,12 @@ DAMAGE = [
     ("config.json", '{"train": 5}', "config.json is not the config of a run"),
     ("config.json", {"later": 5}, "run: unknown setting later; it may"),
     ("config.json", '{"model": {"hidden_size": "x"}}', "must be a whole number, not 'x'"),
-    ("samples.json", "5", "samples.json: must be a list, not 5"),
-    ("samples.json", '[[{"token": 1}]]', "[0][0] lacks 'is_replaced', 'original', 'prob_re"),
+    ("samples.json", "5", "samples.json: must be a JSON object, not 5"),
+    (
+        "samples.json",
+        '{"rows": [[{"token": 1}]]}',
+        "[0][0] lacks 'is_replaced', 'original', 'prob_re",
+    ),
     ("samples.json", {"prob_replaced": "x"}, "[0][0].prob_replaced must be a number in [0, 1]"),
     ("samples.json", {"prob_replaced": 2}, "must be a number in [0, 1], not 2"),
     ("samples.json", {"token": None}, "[0][0].token must be text, not None"),
@@ -174,7 +178,7 @@ def test_files_that_cannot_be_read_are_refused_in_one_line(run_folder, file, con
     elif isinstance(content, str):
         path.write_text(content)
     elif file == "samples.json":
-        path.write_text(json.dumps([[VIEW | content]]))
+        path.write_text(json.dumps({"rows": [[VIEW | content]]}))
     else:
         whole = json.loads(path.read_text())
         (whole["sessions"][0] if file == "manifest.json" else whole).update(content)

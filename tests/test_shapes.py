@@ -140,8 +140,10 @@ def test_any_change_is_taken_or_refused(folders, name):
     path = folder / file
     whole = path.read_text()
     num_refused = 0
+    value = json.loads(whole)
+    value.pop("sha256", None)  # by which every change is seen
     try:
-        for changed in list_changes(json.loads(whole)):
+        for changed in list_changes(value):
             path.write_text(json.dumps(changed))
             for read in readers:
                 said = find_refusal(read, folder)

@@ -427,7 +427,7 @@ def test_changed_text_and_damaged_tasks_are_done_again(make, text_file, tmp_path
         make("out", interrupt_later, task_bytes=3000)
     damaged = tasks / "000001/train-00000.tokens"
     damaged.write_bytes(bytes(damaged.stat().st_size))
-    refuse("started with different seed and task_bytes; remove it", make, "out", seed=1)
+    refuse("started with different seed, task_bytes; remove it", make, "out", seed=1)
     assert make("out", task_bytes=3000) == make("clean", task_bytes=3000)
     with pytest.raises(KeyboardInterrupt):
         make("changed", interrupt, task_bytes=3000)
@@ -582,6 +582,7 @@ def test_foreign_folders_are_refused(make, tmp_path):
     out = tmp_path / "out"
     original = make("out")["manifest.json"]
     manifest = json.loads(original)
+    assert manifest.pop("sha256").keys() == {"manifest.json"}
     nothing = {"num_tokens": 0, "num_lines": 0, "num_documents": 0, "shards": []}
     without_shards = {**manifest, "parts": {**manifest["parts"], "heldout": nothing}}
     refuse("is not a shards folder (no manifest.json)", lambda: open_shards(tmp_path))

@@ -16,8 +16,6 @@ Row order, masked positions, sampled tokens and dropout are functions of (seed, 
 therefore needs no state besides weights, moments, the last gradient norms and the step.
 """
 
-import hashlib
-import json
 import math
 import os
 import re
@@ -36,7 +34,7 @@ from torch import Tensor, nn
 
 from electra.assignments import to_dict
 from electra.errors import UserError, require
-from electra.files import make_folder, parse_object, put, sha256_file, write_json
+from electra.files import make_folder, parse_object, put, sha256_facts, sha256_file, write_facts
 from electra.method.objective import Objective
 from electra.training.distributed import from_rank_0, spread, whole
 
@@ -289,8 +287,8 @@ def write_checkpoint(
         for name, tensors in state.items():
             write_tensors(incomplete / name, tensors)
         facts = {"step": step, **facts}
-        hashes = {name: sha256_file(incomplete / name) for name in FILES} | {STATE: _digest(facts)}
-        write_json(incomplete / STATE, {"sha256": hashes, **facts})
+        hashes = {name: sha256_file(incomplete / name) for name in FILES}
+        write_facts(incomplete / STATE, facts, hashes)
         if folder.exists():
             _set_aside(folder)
         put(incomplete, folder)
@@ -359,7 +357,7 @@ def _verify(folder: Path) -> int:
         digests = {name: hashes.pop(name) for name in FILES}
     except (KeyError, TypeError):
         raise ValueError(f"{STATE} has no step, or not every sha256") from None
-    if hashes != {STATE: _digest(facts)}:
+    if hashes != {STATE: sha256_facts(facts)}:
         raise ValueError(f"{STATE} does not match its sha256")
     if folder.name != f"step-{step:08d}":
         raise ValueError(f"{STATE} is of step {step}")
@@ -367,11 +365,6 @@ def _verify(folder: Path) -> int:
         if sha256_file(folder / name) != digest:
             raise ValueError(f"{name} does not match its sha256")
     return int(step)
-
-
-def _digest(facts: Mapping[str, Any]) -> str:
-    """Return the sha256 of facts that JSON can hold, in any order."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def set_damaged_aside(run: Path, intact: Path) -> None:

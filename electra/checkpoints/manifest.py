@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
 from electra.errors import hide_passwords, require
-from electra.files import check_hashes, read_object, write_json
+from electra.files import check_hashes, read_object, write_facts
 from electra.settings import AtLeast
 from electra.shapes import check_shape
 from electra.version import __version__
@@ -84,6 +84,7 @@ class Manifest(TypedDict):
     seed: NotRequired[int]
     init_from: NotRequired[Start | None]
     also_evaluate: NotRequired[Origin | None]
+    heldout: NotRequired[str]
     generator: NotRequired[Start | None]
     branched_from: NotRequired[Branch | None]
 
@@ -116,14 +117,19 @@ def begin_session(folder: Path, **facts: Any) -> None:
         **facts,
     }
     manifest["sessions"].append(session)
-    write_json(folder / "manifest.json", manifest)
+    write_facts(folder / "manifest.json", manifest)
+
+
+def amend_manifest(folder: Path, **facts: Any) -> None:
+    """Replace facts of a whole run in manifest.json."""
+    write_facts(folder / "manifest.json", read_manifest(folder) | facts)
 
 
 def amend_session(folder: Path, **facts: Any) -> None:
     """Replace facts of the current session, the last in manifest.json."""
     manifest = read_manifest(folder)
     manifest["sessions"][-1].update(facts)
-    write_json(folder / "manifest.json", manifest)
+    write_facts(folder / "manifest.json", manifest)
 
 
 def find_commit() -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from electra.checkpoints.manifest import read_manifest
 from electra.errors import UserError, import_extra, refuse_unlike
-from electra.files import parse_object, read_object, sync, write_text
+from electra.files import parse_object, read_object, sha256_facts, sync, write_text
 
 OF_THE_MACHINE = frozenset(
     ("seconds", "preparing_seconds", "tokens_per_second", "seconds_left", "mfu")
@@ -87,7 +87,7 @@ class MetricsLog:
         kept = [record for record in read_metrics(self.path) if record["step"] <= step]
         self.last = {record["part"]: record for record in kept}
         self.num_records = len(kept)
-        write_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
+        write_text(self.path, "".join(map(to_line, kept)))
         # Unbuffered: a buffer would write a line again on closing after a full disk refused it.
         self.file = self.path.open("ab", buffering=0)
         self.unwritten = b""
@@ -112,7 +112,7 @@ class MetricsLog:
         }
         self.last[record["part"]] = finite
         self.num_records += 1
-        self.unwritten += (json.dumps(finite) + "\n").encode()
+        self.unwritten += to_line(finite).encode()
         self.flush()
         values = {
             f"{record['part']}/{name}": value
@@ -148,6 +148,11 @@ class MetricsLog:
     def _pass_over(self, failure: threading.ExceptHookArgs) -> None:
         if not isinstance(failure.exc_value, OSError):
             self.usual_hook(failure)
+
+
+def to_line(record: Mapping[str, Any]) -> str:
+    """Return the line of a record in metrics.jsonl, which holds the sha256 of its other fields."""
+    return json.dumps({**record, "sha256": sha256_facts(record)}) + "\n"
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -209,6 +214,8 @@ def _place(record: Mapping[str, Any]) -> tuple[Any, Any]:
 
 def _read_record(line: bytes) -> dict[str, Any]:
     record = parse_object(line, "a record")
+    if record.pop("sha256", None) not in (None, sha256_facts(record)):
+        raise ValueError("not what was written")
     totals = {"train": ("tokens", "seconds"), "heldout": ()}[record["part"]]
     numbers = [record[name] for name in totals]
     others = [value for name, value in record.items() if name != "part" and value is not None]

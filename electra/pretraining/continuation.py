@@ -1,7 +1,6 @@
 """What may change when a run is continued by its command, and runs that branch from another."""
 
 import dataclasses
-import json
 import shutil
 from collections.abc import Collection
 from datetime import timedelta
@@ -12,10 +11,10 @@ from electra.assignments import differences, flatten, override, to_dict
 from electra.checkpoints.checkpoint import find_checkpoint, list_checkpoints, run_of, step_of
 from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import read_manifest
-from electra.checkpoints.metrics import read_metrics
+from electra.checkpoints.metrics import read_metrics, to_line
 from electra.checkpoints.results_files import RunResults
 from electra.errors import UserError, command, require
-from electra.files import copy_folder, new_folder, read_object, write_json, write_text
+from electra.files import copy_folder, new_folder, read_object, write_facts, write_text
 from electra.method.config import SIZES_OF_GENERATOR
 from electra.model.config import NOT_SIZES
 from electra.pretraining.domains import DOMAINS_FILE
@@ -176,10 +175,10 @@ def write_branch(trunk: Path, checkpoint: Path | None, out: Path, config: Pretra
             manifest["branched_from"] = {"run": trunk.absolute().name, "step": last}
         else:
             manifest["sessions"] = []
-        write_json(folder / "manifest.json", manifest)
-        write_json(folder / "config.json", to_dict(config))
+        write_facts(folder / "manifest.json", manifest)
+        write_facts(folder / "config.json", to_dict(config))
         records = [each for each in read_metrics(trunk / "metrics.jsonl") if each["step"] <= last]
-        write_text(folder / "metrics.jsonl", "".join(json.dumps(r) + "\n" for r in records))
+        write_text(folder / "metrics.jsonl", "".join(map(to_line, records)))
         if checkpoint:
             copy_folder(checkpoint, folder / "checkpoints" / checkpoint.name)
             if (trunk / DOMAINS_FILE).is_file():  # the rows of its losses stay the same

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from electra.checkpoints.checkpoint import load_parameters, read_tensors, write_tensors
 from electra.checkpoints.folder import read_pretrained
-from electra.files import new_file
+from electra.checkpoints.manifest import amend_manifest, read_manifest
+from electra.errors import require
+from electra.files import new_file, sha256_file
 from electra.method.masking import predict_masked
 from electra.method.measures import Measures
 from electra.method.objective import Output
@@ -40,6 +42,11 @@ class DomainLosses:
         self.first = 0 if train.evaluate_with else step.config.second_stage
         self.corrupt_ids: dict[str, Tensor] = {}
         if heldout and first_step >= self.first and self.path.exists():
+            require(
+                read_manifest(run).get("heldout") in (None, sha256_file(self.path)),
+                f"{self.path} is damaged: its sha256 differs from the manifest's; without it "
+                "the losses by domain begin anew",
+            )
             self.corrupt_ids = dict(read_tensors(self.path))
 
     def measure(self, done: int) -> dict[str, Any]:
@@ -58,6 +65,7 @@ class DomainLosses:
             self.corrupt_ids = self._replace_tokens(model)
             with new_file(self.path) as incomplete:
                 write_tensors(incomplete, self.corrupt_ids)
+            amend_manifest(self.path.parent, heldout=sha256_file(self.path))
         return {
             f"{name}_{measure}": value
             for name in self.heldout

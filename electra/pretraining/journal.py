@@ -21,7 +21,7 @@ from electra.assignments import to_dict
 from electra.checkpoints.checkpoint import STATE, Saver, State, describe_networks, write_checkpoint
 from electra.checkpoints.manifest import amend_session, begin_session
 from electra.checkpoints.metrics import MetricsLog, Tracker, read_metrics
-from electra.files import make_folder, read_object, write_json
+from electra.files import make_folder, read_object, write_facts
 from electra.method.config import ALONE
 from electra.method.flops import count_run, count_stages
 from electra.pretraining.evaluation import Domains, evaluate, heldout_rows, view_rows
@@ -437,7 +437,7 @@ class Journal:
         make_folder(folder)
         batch = self.examples.batch(skipped.step, self.config.train.batch_size)
         rows = [" ".join(self.tokenizer.tokens(row)) for row in batch.input_ids_BL.tolist()]
-        write_json(
+        write_facts(
             folder / f"step-{skipped.step:08d}.json",
             {
                 "step": skipped.step,
@@ -485,7 +485,7 @@ class Journal:
             rows = self.step.micro_rows
             samples = view_rows(self.model, self.heldout, self.tokenizer, rows)
             if samples:
-                write_json(self.run / "samples.json", samples)
+                write_facts(self.run / "samples.json", {"rows": samples})
         results = {
             "steps": totals.step,
             "tokens": totals.tokens,
@@ -494,7 +494,7 @@ class Journal:
             "heldout": self.log.last.get("heldout"),
             "before": self.before or None,
         }
-        write_json(self.run / "results.json", results)
+        write_facts(self.run / "results.json", results)
         for text in self.alarms.read_end():
             self.show({"part": "alarm", "step": totals.step, "text": text})
         return results

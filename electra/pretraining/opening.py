@@ -19,7 +19,7 @@ from electra.checkpoints.manifest import FORMAT, read_manifest
 from electra.checkpoints.metrics import import_tracker
 from electra.checkpoints.saved import SavedModel
 from electra.errors import UserError, command, require
-from electra.files import LOCK, hold, new_folder, sync, write_json
+from electra.files import LOCK, hold, new_folder, sync, write_facts
 from electra.method.objective import Objective
 from electra.pretraining.evaluation import Domains, open_domains
 from electra.pretraining.journal import Show
@@ -164,7 +164,7 @@ def _continue(
             warnings.warn(f"resuming {run} with changed settings: {names}", stacklevel=2)
             (run / "results.json").unlink(missing_ok=True)
             sync(run)  # else the run could be complete with these settings
-            write_json(run / "config.json", to_dict(config))
+            write_facts(run / "config.json", to_dict(config))
         yield Opened(run, shards, examples, domains, step)
 
 
@@ -225,7 +225,7 @@ def _keep_sources(run: Path, shards: Shards, domains: Domains, machine: Machine)
     manifest["shards"]["folder"] = str(shards.folder)
     if old and evaluated:
         evaluated["folder"] = str(old.folder)
-    write_json(run / "manifest.json", manifest)
+    write_facts(run / "manifest.json", manifest)
     now = str(machine.dtype).removeprefix("torch.")
     before = (manifest["sessions"] or [{}])[-1].get("dtype", now).removeprefix("torch.")
     if before != now:
@@ -347,5 +347,5 @@ def _create(
         manifest["generator"] = describe_weights(config.generator.frozen_run)
     with new_folder(run) as folder:
         shards.tokenizer.save(folder / "tokenizer")
-        write_json(folder / "manifest.json", manifest)
-        write_json(folder / "config.json", to_dict(config))
+        write_facts(folder / "manifest.json", manifest)
+        write_facts(folder / "config.json", to_dict(config))

@@ -16,11 +16,11 @@ from electra.checkpoints.manifest import find_best, read_manifest
 from electra.checkpoints.metrics import read_curves
 from electra.checkpoints.results_files import read_results
 from electra.errors import UserError, count_of, refuse_unlike, require
-from electra.files import HASHES, check_hashes, read_json, read_object
+from electra.files import HASHES, check_hashes, read_object
 from electra.method.config import ALONE, MethodConfig
 from electra.reports.glossary import GLOSSARY, format_count, format_metric, format_seconds
 from electra.reports.rendering import Table, to_markdown
-from electra.reports.tokens import SavedToken, Sentence, TokenView, suspect_as_many
+from electra.reports.tokens import SavedRows, SavedToken, Sentence, TokenView, suspect_as_many
 from electra.shapes import check_shape, require_fields
 from electra.training.config import PretrainConfig
 
@@ -300,7 +300,7 @@ def read_samples(run: Path) -> list[Sentence]:
     path = run / "samples.json"
     if not path.exists():
         return []
-    rows = read_json(path, list[list[SavedToken]])
+    rows = read_object(path, SavedRows)["rows"]
     names = SavedToken.__annotations__
     return suspect_as_many([[TokenView(*(each[n] for n in names)) for each in row] for row in rows])
 

@@ -18,6 +18,12 @@ class SavedToken(TypedDict):
     prob_replaced: Annotated[float, Within("[0, 1]")]
 
 
+class SavedRows(TypedDict):
+    """samples.json."""
+
+    rows: list[list[SavedToken]]
+
+
 class TokenView(NamedTuple):
     """One token of a corrupted sentence, and the discriminator's probability for the token."""
 

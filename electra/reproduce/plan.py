@@ -18,7 +18,7 @@ from electra.checkpoints.folder import read_pretrained, read_run_config
 from electra.checkpoints.metrics import read_metrics
 from electra.checkpoints.saved import SavedModel, SavedNetwork
 from electra.errors import UserError, require, require_choice, tell_place
-from electra.files import read_object, take_turns, write_json
+from electra.files import read_object, take_turns, write_facts
 from electra.finetuning.grid import combine
 from electra.finetuning.start import fit_to_start as fit_finetuning
 from electra.method.flops import FORWARD_AND_BACKWARD, count_run, count_true
@@ -153,7 +153,7 @@ def keep_plan(suite: Suite, plan: Plan, runs: Path) -> None:
     """Write the suite.json of the folder of all runs, which exists; `open_plan` reads it."""
     with take_turns(runs / f"{SUITE}.lock"):  # tasks of a queue begin at once
         begun = _read_begun(runs)
-        write_json(
+        write_facts(
             runs / SUITE,
             {
                 "shards": plan.shards,

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from electra.errors import count_of
-from electra.files import make_folder, new_file, write_json, write_text
+from electra.files import make_folder, new_file, write_facts, write_text
 from electra.reports.curves import COLOURS, STYLE
 from electra.reports.glossary import format_count
 from electra.reports.page import render_page
@@ -69,7 +69,7 @@ def write_results(
         "records": list(records),
         "others": list(others),
     }
-    write_json(out / "results.json", content)
+    write_facts(out / "results.json", content)
     title = suite.title
     lead = [
         *describe(suite, compared, len(records), num_runs),

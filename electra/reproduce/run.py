@@ -18,7 +18,16 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from electra.errors import UserError, did_you_mean, require
-from electra.files import LOCK, copy_folder, hold, make_folder, new_folder, sha256_file, write_json
+from electra.files import (
+    LOCK,
+    copy_folder,
+    hold,
+    make_folder,
+    new_folder,
+    sha256_file,
+    write_hashes,
+    write_json,
+)
 from electra.finetuning.grid import search
 from electra.finetuning.loop import finetune
 from electra.finetuning.loop import ignore as pass_over
@@ -368,6 +377,7 @@ def score_pairs(run: Path, data: Path, out: Path) -> None:
         write_json(folder / "config.json", {**about, "files": {str(data): sha256_file(data)}})
         scores = {"metric": "accuracy", "median": found["accuracy"], "num_degenerate": 0}
         write_json(folder / "results.json", {**about, **scores, **scorer.origin, **found})
+        write_hashes(folder)
 
 
 @contextmanager

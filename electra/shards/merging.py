@@ -5,7 +5,6 @@ shards of the pieces become shards of the train part as they are. Written anew a
 documents are dropped, and the held-out part.
 """
 
-import json
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -15,17 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from electra.errors import UserError, require
-from electra.files import (
-    check_hashes,
-    read_json,
-    read_object,
-    sha256_file,
-    sync,
-    sync_all,
-    write_json,
-    write_text,
-)
+from electra.errors import UserError
+from electra.files import check_hashes, read_object, sha256_file, sync, sync_all, write_facts
 from electra.shards.cleaning import find_repeats, write_dropped
 from electra.shards.config import PrepareConfig
 from electra.shards.pieces import (
@@ -58,7 +48,7 @@ from electra.tokenizing.words import TokenBatch
 PIECES = "tasks"
 """The folder of the folders of all pieces."""
 MOVES = "moves.json"
-"""The files of the pieces that become shards, and their names as shards."""
+"""The files of the pieces that become shards, by their names as shards."""
 DROPPED = "dropped.jsonl"
 DUPLICATES = ("", "duplicate", "near duplicate")
 """Why a document is dropped as another's duplicate; the first: it is not."""
@@ -92,7 +82,7 @@ def merge_pieces(
     shutil.rmtree(folder / "tokenizer", ignore_errors=True)
     tokenizer.save(folder / "tokenizer")
     sizes = {"vocab_size": tokenizer.vocab_size, "shard_tokens": config.shard_tokens}
-    moves: list[tuple[str, str]] = []
+    moves: dict[str, str] = {}
     entries: list[dict[str, Any]] = []
     with closing(ShardWriter(folder, "heldout", **sizes)) as heldout:
         for shard in _list_shards(places, records, is_dropped, is_heldout, config):
@@ -103,7 +93,7 @@ def merge_pieces(
             name = shard_name("train", len(entries))
             entries.append({**entry, "name": name})
             before = (shard.place / entry["name"]).relative_to(folder).as_posix()
-            moves += [(f"{before}.{column}", f"{name}.{column}") for column in COLUMNS]
+            moves |= {f"{name}.{column}": f"{before}.{column}" for column in COLUMNS}
         parts = {"train": describe_part(entries), "heldout": heldout.finish()}
     if config.write_dropped:
         _write_dropped(folder / DROPPED, pieces, places, duplicates, config.seed, tokenizer.names)
@@ -128,8 +118,8 @@ def merge_pieces(
         "parts": parts,
     }
     sync_all(folder)
-    write_json(folder / MOVES, moves)
-    write_text(folder / "manifest.json", json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
+    write_facts(folder / MOVES, moves)
+    write_facts(folder / "manifest.json", manifest)
 
 
 def _describe_text(
@@ -149,7 +139,7 @@ def move_shards(folder: Path) -> None:
 
     This can be begun again after an interrupt, since every step may have been done before.
     """
-    for before, after in _read_moves(folder):
+    for after, before in _read_moves(folder).items():
         if (folder / before).exists():
             (folder / before).replace(folder / after)
     sync(folder)
@@ -162,7 +152,7 @@ def list_shards(folder: Path) -> Iterator[tuple[Path, str]]:
 
     The manifest is the last one.
     """
-    moves = {after: before for before, after in _read_moves(folder)}
+    moves = _read_moves(folder)
     names = [*_list_hashes(folder)]
     names += [f"tokenizer/{path.name}" for path in sorted((folder / "tokenizer").iterdir())]
     names += [DROPPED] if (folder / DROPPED).exists() else []
@@ -176,7 +166,7 @@ def is_merged(folder: Path) -> bool:
     Pieces may be gone then; otherwise the last step begins again, and pieces that are gone too.
     """
     try:
-        moves = {after: before for before, after in _read_moves(folder)}
+        moves = _read_moves(folder)
         check_hashes(folder / "tokenizer")
         for name, sha256 in _list_hashes(folder).items():
             places = (folder / name, folder / moves.get(name, name))
@@ -187,14 +177,10 @@ def is_merged(folder: Path) -> bool:
     return True
 
 
-def _read_moves(folder: Path) -> list[tuple[str, str]]:
-    """Return the shards that are files of pieces until the last step: names now, and then."""
+def _read_moves(folder: Path) -> dict[str, str]:
+    """Return the files of the pieces that become shards, by their names as shards."""
     path = folder / MOVES
-    if not path.exists():
-        return []
-    moves: list[list[str]] = read_json(path, list[list[str]])
-    require(all(len(each) == 2 for each in moves), f"{path}: each must be two names")
-    return [(before, after) for before, after in moves]
+    return read_object(path, dict[str, str]) if path.exists() else {}
 
 
 def _list_hashes(folder: Path) -> dict[str, str]:

@@ -33,7 +33,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from electra.errors import UserError
-from electra.files import make_folder, put, read_object, sha256_file, write_json
+from electra.files import make_folder, put, read_object, sha256_file, write_facts
 from electra.processes import follow_parent, usable_cores
 from electra.shards.cleaning import Filters
 from electra.shards.config import PrepareConfig
@@ -260,10 +260,10 @@ def _write_piece(piece: Piece, encoder: Encoder, folder: Path) -> Record:
         "unk_tokens": num_unknown,
         "dropped": dict(sorted(filters.dropped.items())),
         "parts": parts,
-        "sha256": {path.name: sha256_file(path) for path in sorted(folder.iterdir())},
     }
-    write_json(folder / RECORD, record)
-    return record
+    digests = {path.name: sha256_file(path) for path in sorted(folder.iterdir())}
+    write_facts(folder / RECORD, record, digests)
+    return {**record, "sha256": digests}
 
 
 def read_texts(

@@ -2,7 +2,7 @@
 
 A shards folder holds
 
-    manifest.json          counts, settings and the sha256 of every shard file
+    manifest.json          counts, settings and the sha256 of every shard file, and of these facts
     tokenizer/             the tokenizer of the shards
     train-00000.tokens     token ids, uint16 (uint32 when the vocabulary has more than 65,535)
     train-00000.lines      uint32: the index of the token at which each line begins
@@ -186,8 +186,8 @@ class Shards:
     tokenizer: Tokenizer
     manifest: dict[str, Any]
     digest: str
-    """The sha256 of manifest.json. The manifest holds every file's sha256, so it identifies the
-    data."""
+    """The sha256 of manifest.json without its own, as in release 0.1. The manifest holds every
+    file's sha256, so it identifies the data."""
     train: tuple[Shard, ...]
     heldout: tuple[Shard, ...]
     mixture: tuple[Corpus, ...] = ()
@@ -236,7 +236,8 @@ def open_shards(folder: str | Path, *, verify: bool | Literal["anew"] = True) ->
     require(
         dtype == tokens_dtype(tokenizer.vocab_size), f"{path} is damaged: dtype {dtype!r} is wrong"
     )
-    digest = hashlib.sha256(content).hexdigest()
+    identity = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+    digest = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()
     parts, files = _list_files(folder, manifest)
     for part, shards in parts.items():
         require(bool(shards), f"{path} is damaged: no shard of part {part}")

@@ -317,8 +317,8 @@ def _settle_latin(whole: bytes, best: str) -> str:
             return best
     elif best not in ("cp1250", "cp1252"):
         return best
-    words = re.findall(r"[^\s\x00-\x40]{4,}", whole.decode("cp1252", "replace"))  # x³y is none
-    are_none = [NO_WORD.search(word) is not None for word in words if not word.isascii()]
+    runs = re.findall(r"[^\s\x00-\x40]{4,}", whole.decode("cp1252", "replace"))  # x³y is none
+    are_none = [NO_WORD.search(word) is not None for word in runs if not word.isascii()]
     if any(are_none) and 2 * sum(are_none) >= len(are_none):
         return "cp1250"
     western, central = _words_beyond_ascii(whole, "cp1252"), _words_beyond_ascii(whole, "cp1250")
