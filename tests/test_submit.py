@@ -159,7 +159,9 @@ def test_what_does_not_fit_is_refused_and_nothing_written(folders, tmp_path):
     refused("mine is no fine-tuning on a task of GLUE, but on 'weather'", own)
     (own / "results.json").write_text('{"task": "cola", "best": "rate=1"}')
     refused("mine is a grid, and lacks the folder of its best fine-tuning, rate=1", own)
-    refused("nowhere/results.json: No such file", tmp_path / "nowhere")
+    for name in ("nowhere", "begun"):
+        (tmp_path / "begun").mkdir(exist_ok=True)
+        refused(f"{name} is no finished fine-tuning: it has no results.json", tmp_path / name)
     refused("twin exists already", out="twin")
     path = tmp_path / "cola/seed-0/test_predictions.tsv"
     text = path.read_text()

@@ -94,6 +94,8 @@ def _read_results(folders: Sequence[Path]) -> dict[str, tuple[Path, dict[str, An
     """Return the folder and the results of each task."""
     found: dict[str, tuple[Path, dict[str, Any]]] = {}
     for folder in map(find_best, folders):
+        is_finished = (folder / "results.json").is_file()
+        require(is_finished, f"{folder} is no finished fine-tuning: it has no results.json")
         check_hashes(folder)
         results = read_results(folder, "task")
         task = results["task"]
