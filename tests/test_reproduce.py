@@ -56,6 +56,7 @@ from electra.reproduce.records import (
     find_known,
     keep_scores,
     read_all_records,
+    read_written,
 )
 from electra.reproduce.run import Session, find_tasks
 from electra.reproduce.suite import Ordering, Row, Suite, find_suite, list_suites, read_suite
@@ -623,6 +624,10 @@ def test_files_of_others_are_not_overwritten(refusal, tmp_path):
         told = refusal("--dry-run", out=place)
         assert f"{tmp_path / place} holds no results of a suite" in told
     assert (tmp_path / "project" / "README.md").read_text() == "mine"
+    (tmp_path / "begun").mkdir()
+    assert read_written(tmp_path / "begun") == []
+    (tmp_path / "begun/results.json.incomplete").touch()  # of a command that was killed
+    assert read_written(tmp_path / "begun") == []
 
 
 def test_a_folder_of_runs_is_filled_by_one_command_at_a_time(refusal, tmp_path):

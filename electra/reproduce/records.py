@@ -143,7 +143,10 @@ def read_written(out: Path) -> list[Record]:
     """Return all records of the results that are to be written, none if their folder is new."""
     if (out / "results.json").exists():
         return read_all_records(out)
-    is_new = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    # A command that was killed when it began to write leaves the file without its name.
+    is_new = not out.exists() or (
+        out.is_dir() and {path.name for path in out.iterdir()} <= {"results.json.incomplete"}
+    )
     require(is_new, f"{out} holds no results of a suite; choose a new folder")
     return []
 
