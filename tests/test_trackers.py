@@ -11,6 +11,7 @@ from test_clients import install
 
 from electra.assignments import flatten, override
 from electra.checkpoints.metrics import OF_THE_MACHINE, read_metrics
+from electra.files import read_object
 from electra.pretraining.loop import pretrain
 from tools.clients import Environment
 
@@ -78,7 +79,7 @@ def test_a_tracker_has_the_records_of_a_resumed_run_as_one_run(name, code, toy_s
         assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout.splitlines()[-1])
     assert found["name"].startswith("run-")
-    config = json.loads((run / "config.json").read_text())
+    config = read_object(run / "config.json")
     assert dict(flatten(config)).items() <= dict(flatten(found["config"])).items()
     logged = {(each["step"], key): each[key] for each in found["logs"] for key in each}
     records = read_metrics(run / "metrics.jsonl")
