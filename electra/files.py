@@ -50,10 +50,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_facts(path: Path, facts: Mapping[str, Any], hashes: Mapping[str, str] = {}) -> None:
-    """Write a JSON object of ours, and in its `sha256` that of these facts, by the file's name.
-
-    `hashes` are those of other files, by name. `parse_object` refuses facts that have changed.
-    """
+    """Write an object of ours with the sha256 of other files and, by its name, of its facts."""
     write_json(path, {**facts, "sha256": {**hashes, path.name: sha256_facts(facts)}})
 
 

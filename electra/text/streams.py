@@ -307,9 +307,8 @@ def guess(first: bytes) -> str:
 
 def _settle_latin(whole: bytes, best: str) -> str:
     """Return the detected encoding; of a text in Latin script cp1252, unless cp1250 fits better."""
-    # A name such as Wałęsa, which is Wa³êsa in cp1252, is certain. What has the letters of one
-    # language as well in either needs two words that are Central European: a few accents within
-    # English say little.
+    # A name such as Wałęsa, which is Wa³êsa in cp1252, is certain. What fits a language of either
+    # needs two words that are Central European: a few accents within English say little.
     if best in OTHER_SCRIPTS:
         words = _words_beyond_ascii(whole, best)
         is_mixed = sum(re.search("[a-zA-Z]", word) is not None for word in words)
