@@ -282,6 +282,17 @@ def make_chain(folder: Path) -> None:
         (folder / "task" / f"{split}.tsv").write_text(f"text\tlabel\n{rows}")
     for verb, words in VERBS.items():
         carry_out(verb, *words)
+    (folder / "CoLA").mkdir()
+    judged = "".join(f"x\t{n % 2}\t\tthe queen sold {n} boats\n" for n in range(24))
+    for split in ("train", "dev"):
+        (folder / f"CoLA/{split}.tsv").write_text(judged)
+    (folder / "CoLA/test.tsv").write_text("index\tsentence\n0\ta queen sold\n1\tsold a the\n")
+    carry_out(
+        "finetune", "run", "--task", "cola", "--data", "CoLA", "--out", "cola", "--set", *ONCE
+    )
+    (folder / "suite.toml").write_text(SUITE)
+    carry_out("reproduce", *CUT["reproduce"][:-1], "1")
+    remove(folder / name_of(CUT["reproduce"]))
 
 
 def remove(*paths: Path) -> None:
@@ -448,8 +459,35 @@ CUT = {
     "score": VERBS["score"],
     "predict": VERBS["predict"],
     "report": VERBS["report"],
+    "submit": ["cola", "--partial", "--out", "submission.zip"],
+    # Its runs and fine-tunings are done before: other processes do them, as `pretrain` does.
+    "reproduce": [
+        *("suite.toml", "--shards", "shards", "--data", "own=task", "--runs", "suite-runs"),
+        *("--out", "suite", "--jobs", "0"),
+    ],
+    "quickstart": [
+        *("--text", "text.txt", "--out", "quick", "--set", "tokenizer.vocab_size=120"),
+        *("prepare.workers=1", *(f"pretrain.{each}" for each in FEW)),
+    ],
 }
 """Commands that a failure of the power ends; what they write lies in the folder `cut`."""
+SUITE = f"""
+title = "A suite"
+preset = "tiny"
+reference = "RTD"
+equal = "steps"
+budget = 2
+seeds = 1
+tasks = ["own"]
+set = {[each for each in FEW if "train.steps" not in each]}
+[finetune]
+all = ["epochs=1"]
+[[rows]]
+name = "RTD"
+[[rows]]
+name = "MLM"
+set = ["method.objective=mlm"]
+"""
 STATES = 24
 """Most states of a command after a failure of the power."""
 
@@ -600,7 +638,10 @@ def rewrite(name: str, change: Callable[[Any], Any], folder: Path) -> None:
     if path.suffix == ".safetensors":
         save_file(change(load_file(path)), path, {"format": "pt"})
     else:
-        path.write_text(json.dumps(change(json.loads(path.read_text()))))
+        value = json.loads(path.read_text())
+        if "electra.json" not in name:
+            value.pop("sha256", None)  # by which every change would be seen
+        path.write_text(json.dumps(change(value)))
 
 
 def write_bytes(name: str, content: bytes, folder: Path) -> None:
