@@ -61,6 +61,8 @@ class Recorder:
         self.root = root
         self.numbers: dict[int, int] = {}
         self.count = 0
+        self.known: dict[bytes, bytes] = {}
+        """Content by itself, so that moments share what has not changed."""
         self.moments: list[Moment] = []
         self.note("begin")
 
@@ -80,7 +82,8 @@ class Recorder:
                 if name in inside:
                     folders[str(path)] = number
                 else:
-                    content[number] = path.read_bytes()
+                    read = path.read_bytes()
+                    content[number] = self.known.setdefault(read, read)
         self.numbers = numbers
         return names, content
 

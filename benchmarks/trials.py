@@ -9,6 +9,7 @@ counts: those of series that are not named are kept. Tracebacks, silent, lost an
 
 import argparse
 import errno
+import hashlib
 import importlib
 import json
 import os
@@ -527,7 +528,10 @@ def try_power(folder: Path) -> Iterator[Trial]:
         for model in MODELS:
             for stop in range(len(moments)):
                 state = rebuild(moments, stop, model, rng)
-                states.setdefault(repr(state), (model, stop, state))
+                content = {
+                    name: each and hashlib.sha256(each).digest() for name, each in state.items()
+                }
+                states.setdefault(repr(content), (model, stop, state))
         last = [each for each in states.values() if each[1] == len(moments) - 1]
         others = [each for each in states.values() if each[1] < len(moments) - 1]
         chosen = rng.sample(others, min(STATES, len(others)))
