@@ -31,7 +31,7 @@ MEASURED = (
 )
 START, END = r"(?<![\w.,-])(?<!\d\.)", r"(?!\d|[.,]\d|e[-+]?\d)"
 FINDERS = [re.compile(f"{START}(?:{each}){END}") for each in MEASURED]
-VERSION_OF = re.compile(r"(?:Python|torch|transformers|SQuAD)(?: before)? $")
+VERSION_OF = re.compile(r"(?:Python|torch|transformers|SQuAD|release)(?: before)? $")
 COMPARES = re.compile(
     r"\b(?:above|below|better|worse|faster|slower|as fast|the speed of|higher|lower|ahead|gains?)\b"
 )
