@@ -24,7 +24,7 @@ SOURCES = sorted(ROOT.rglob("*.py"))
 LEVELS = """version errors __init__ | outside shapes | settings | assignments | files processes
 | model text | tokenizing | shards | method | objectives | training | tasks | presets
 | checkpoints | reports | interop | pretraining finetuning terminal | inference | service reproduce
-| quickstart library | cli | __main__"""
+| quickstart verification | library | cli | __main__"""
 LEVEL = {room: n for n, rooms in enumerate(LEVELS.split("|")) for room in rooms.split()}
 
 

@@ -332,7 +332,7 @@ def find_checkpoint(run: Path, last: float = math.inf) -> tuple[int, Path]:
     found = named or list_checkpoints(run, last)
     for folder in reversed(found):
         try:
-            step = _verify(folder)
+            step = verify_checkpoint(folder)
         except PermissionError as error:
             raise UserError(f"cannot read {error.filename}: {error.strerror}") from None
         except (OSError, ValueError, TypeError) as error:
@@ -349,7 +349,7 @@ def find_checkpoint(run: Path, last: float = math.inf) -> tuple[int, Path]:
     raise UserError(f"{run} has no usable checkpoint: {'; '.join(damaged) or 'none was written'}")
 
 
-def _verify(folder: Path) -> int:
+def verify_checkpoint(folder: Path) -> int:
     """Return the step of an intact checkpoint; raise OSError, ValueError or TypeError otherwise."""
     facts = parse_object((folder / STATE).read_bytes(), STATE)
     try:

@@ -1,9 +1,9 @@
 """The command `electra`: its verbs in the order of its help, and how an error becomes a line.
 
-Exit status: 0 done, or stopped by --max-time; 1 a bug, with a traceback; 2 a user's mistake, or
-what the system refuses (a full disk, no permission, a name that is too long), in one line; 130
-interrupted; 141 nobody reads the output any more (`electra ... | head`), without a word, as for a
-program that SIGPIPE ended.
+Exit status: 0 done, or stopped by --max-time; 1 a bug, with a traceback, or a claim that `electra
+verify` refutes; 2 a user's mistake, or what the system refuses (a full disk, no permission, a name
+that is too long), in one line; 130 interrupted; 141 nobody reads the output any more (`electra ...
+| head`), without a word, as for a program that SIGPIPE ended.
 """
 
 import errno
@@ -36,6 +36,7 @@ from electra.cli.finetuning import finetune, submit
 from electra.cli.pretraining import flops, import_, plan, pretrain
 from electra.cli.reproduce import quickstart, reproduce
 from electra.cli.serving import page, serve
+from electra.cli.verification import show, verify
 from electra.errors import UserError, command, require
 from electra.processes import Interrupted, find_place, is_launched, stop_signals
 from electra.terminal.printing import PipeConsole, print_done, print_error, print_lines, print_note
@@ -44,10 +45,10 @@ from electra.version import __version__
 VERBS = {
     "All steps at once": (quickstart,),
     "Corpus": (tokenizer, prepare, inspect),
-    "Pre-training": (pretrain, import_, plan, flops),
+    "Pre-training": (pretrain, show, import_, plan, flops),
     "Fine-tuning": (finetune, submit),
     "The paper's tables and figures": (reproduce,),
-    "Results": (report, predict, detect, fill, score, embed, export),
+    "Results": (report, verify, predict, detect, fill, score, embed, export),
     "Service": (serve, page),
 }
 

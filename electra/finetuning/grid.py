@@ -108,13 +108,13 @@ def search(
 
                 train_seeds(job, start, folder / name, alone, seeds, tell)
         wait_for_all(machine)
-        results = _compare(folder, list(combinations))
+        results = compare(folder, list(combinations))
         if machine.rank == 0:
             write_json(folder / "results.json", results)
         return results
 
 
-def _compare(folder: Path, names: Sequence[str]) -> dict[str, Any]:
+def compare(folder: Path, names: Sequence[str]) -> dict[str, Any]:
     """Return the scores of the combinations, best first; equal scores keep their order."""
     of_all = ("task", "metric", "start", "source", "from_scratch", "device")
     of_each = ("median", "std", "with_replacements", "num_degenerate", "commit")

@@ -278,11 +278,16 @@ def _load_newest(run: Path, step: Step) -> Totals:
         totals = read_totals(checkpoint)
     totals = from_rank_0(totals)
     if totals.step:
-        for stage in range(1, step.model.stage_at(totals.step - 1) + 1):
-            step.begin_stage(stage)
-        state = read_state(checkpoint) if checkpoint else None
-        load_state(state, step.model, step.optimizer, step.memory)
+        load_step(step, totals.step, checkpoint)
     return totals
+
+
+def load_step(step: Step, done: int, checkpoint: Path | None) -> None:
+    """Load the checkpoint after so many steps; process 0 reads it for all."""
+    for stage in range(1, step.model.stage_at(done - 1) + 1):
+        step.begin_stage(stage)
+    state = read_state(checkpoint) if checkpoint else None
+    load_state(state, step.model, step.optimizer, step.memory)
 
 
 @contextmanager

@@ -85,7 +85,7 @@ def open_run(
         config = from_rank_0(fit_to_shards(config, shards))  # a machine may have other settings
         examples = _make_examples(shards, config, machine, show)
         domains = _open_domains(shards, config, machine, show)
-        model = _build(config, shards, machine, run, start, show)
+        model = build_begun(config, shards, machine, start, show, is_new=True)
         require_memory(model, config, machine)
         step = prepare_step(model, config, machine)
         wait_for_all(machine)  # one of them may lack memory
@@ -153,7 +153,7 @@ def _continue(
         if machine.rank == 0:
             _keep_sources(run, shards, domains, machine)
             _keep_tokenizer(run, shards)
-        model = _build(config, shards, machine, run, start, show)
+        model = build_begun(config, shards, machine, start, show, is_new=is_new)
         try:
             require_memory(model, config, machine)
         except UserError as error:  # an estimate, and the run is begun
@@ -292,19 +292,21 @@ def _open_domains(shards: Shards, config: PretrainConfig, machine: Machine, show
     return domains
 
 
-def _build(
+def build_begun(
     config: PretrainConfig,
     shards: Shards,
     machine: Machine,
-    run: Path,
     start: SavedModel | None,
     show: Show,
+    *,
+    is_new: bool,
 ) -> Objective:
-    """Return the initialised objective, on the device; `start` is None if a checkpoint follows."""
+    """Return the objective with the weights that its run begins with, on the device.
+
+    Unless it `is_new`, a checkpoint replaces the weights: they need no `start`.
+    """
     # Counting reads every token of the shards, so it is done only when needed.
     initial, frequencies_V, embeddings_VE = config.train.initial_weights, None, None
-    # A checkpoint and process 0 replace the weights of others, which need no start.
-    is_new = from_rank_0(not list_checkpoints(run))
     if (initial != "bert" and is_new) or needs_frequencies(config) or start:
         frequencies_V = count_tokens(shards)
     if initial == "cooccurrence" and machine.rank == 0 and is_new:

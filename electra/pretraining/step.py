@@ -110,7 +110,7 @@ class Step:
         set_learning_rate(self.optimizer, learning_rate)
         self.model.begin_step(number)
         # On CUDA this serves the whole step, because a captured one cannot be seeded in the middle.
-        self._seed_dropout(self.machine.rank * self.config.train.accumulation)
+        self.seed_dropout(self.machine.rank * self.config.train.accumulation)
 
     def compute(self, batch: Batch) -> Outcome:
         """Compute the step after `begin`; the batch is on the device."""
@@ -136,9 +136,9 @@ class Step:
         model = self.model
         firsts = half.outputs if isinstance(half, Outcome) else None
         outputs: list[Output] = []
-        for number, rows in self._micro_batches(len(batch.input_ids_BL)):
+        for number, rows in self.micro_batches(len(batch.input_ids_BL)):
             if self.machine.device.type != "cuda":
-                self._seed_dropout(number, "dropout" if firsts is None else "second dropout")
+                self.seed_dropout(number, "dropout" if firsts is None else "second dropout")
             with self.weights():
                 given = [] if half is None else [firsts[len(outputs)] if firsts else half]
                 output = self.forward(batch.rows(rows), draw.rows(rows), counts, *given)
@@ -184,7 +184,7 @@ class Step:
             "gradient_sum": backend if self.machine.num_ranks > 1 else None,
         }
 
-    def _micro_batches(self, num_rows: int) -> Iterator[tuple[int, slice]]:
+    def micro_batches(self, num_rows: int) -> Iterator[tuple[int, slice]]:
         """Yield number and rows of each micro-batch of the step that this process computes."""
         num_micro_batches, rank = self.config.train.accumulation, self.machine.rank
         size = self.micro_rows
@@ -192,7 +192,7 @@ class Step:
             if number * size < num_rows:
                 yield number, slice(number * size, (number + 1) * size)
 
-    def _seed_dropout(self, micro_batch: int, stream: str = "dropout") -> None:
+    def seed_dropout(self, micro_batch: int, stream: str = "dropout") -> None:
         """Seed dropout by the micro-batch's number in the run, whatever the number of processes."""
         num_micro_batches = self.config.train.accumulation * self.machine.num_ranks
         number = self.number * num_micro_batches + micro_batch

@@ -153,7 +153,7 @@ def list_shards(folder: Path) -> Iterator[tuple[Path, str]]:
     The manifest is the last one.
     """
     moves = _read_moves(folder)
-    names = [*_list_hashes(folder)]
+    names = [*list_hashes(folder)]
     names += [f"tokenizer/{path.name}" for path in sorted((folder / "tokenizer").iterdir())]
     names += [DROPPED] if (folder / DROPPED).exists() else []
     for name in (*names, "manifest.json"):
@@ -168,7 +168,7 @@ def is_merged(folder: Path) -> bool:
     try:
         moves = _read_moves(folder)
         check_hashes(folder / "tokenizer")
-        for name, sha256 in _list_hashes(folder).items():
+        for name, sha256 in list_hashes(folder).items():
             places = (folder / name, folder / moves.get(name, name))
             if not any(path.is_file() and sha256_file(path) == sha256 for path in places):
                 return False
@@ -183,7 +183,7 @@ def _read_moves(folder: Path) -> dict[str, str]:
     return read_object(path, dict[str, str]) if path.exists() else {}
 
 
-def _list_hashes(folder: Path) -> dict[str, str]:
+def list_hashes(folder: Path) -> dict[str, str]:
     """Return the sha256 of each shard file that the manifest names."""
     parts = read_object(folder / "manifest.json", Manifest)["parts"]
     shards = [entry for part in PARTS for entry in parts[part]["shards"]]

@@ -48,6 +48,8 @@ IDENTITY = {"activation_fn": "torch.nn.modules.linear.Identity", "version": "5.0
 through a sigmoid there."""
 
 
+RIGHT_TOLERANCE = 1e-4
+"""Relative difference of a number and what `write_predictions` keeps of it."""
 NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{1,18})?")
 
 
@@ -109,6 +111,25 @@ class Labelled(Family):
         names = together.labels
         gold = [names.index(each) if names else float(each) for each in together.gold]
         return score(self.metrics, gold, together.answers, len(names))
+
+    def read_answers(self, folder: Path, split: str) -> list[dict[str, Any]]:
+        """Return the predictions, and the probability of each label."""
+        rows = read_table(folder / predictions_name(split)).rows
+        names = [name for name in rows[0] if name not in ("index", "label")]
+        text = {"prediction"} if self.labels else set()
+        return [{n: row[n] if n in text else float(row[n]) for n in names} for row in rows]
+
+    def score_answers(self, folder: Path, split: str, examples: Sequence[Any]) -> dict[str, float]:
+        """Return the metrics of the predictions and labels in the file."""
+        table = read_table(folder / predictions_name(split))
+        read: Any = self.labels.index if self.labels else float
+        gold, said = (list(map(read, table.column(name))) for name in ("label", "prediction"))
+        right = [each.label for each in examples] or gold
+        require(
+            len(right) == len(gold) and np.allclose(right, gold, rtol=RIGHT_TOLERANCE),
+            f"{table.path}: its labels are not those of the task's files",
+        )
+        return score(self.metrics, gold, said, len(self.labels))
 
     def find_constant(self, train: Rows, dev: Rows) -> Constant:
         """Return loss and scores of always predicting train's most frequent label, or its mean."""

@@ -351,6 +351,18 @@ class Family(ABC):
         """
         return {}
 
+    def read_answers(self, folder: Path, split: str) -> list[dict[str, Any]]:
+        """Return what `write_predictions` has kept of `describe_answers`; empty: not enough."""
+        return []
+
+    def score_answers(self, folder: Path, split: str, examples: Sequence[Any]) -> dict[str, float]:
+        """Return the scores of a split by the answers that `write_predictions` has kept.
+
+        Empty if these do not tell. `examples` are those of the split, or none if its files are not
+        at hand; right answers that the folder keeps and that differ from theirs are refused.
+        """
+        return {}
+
     def as_transformers(self, parameters: Mapping[str, Tensor]) -> WrittenHead | None:
         """Return a trained head as transformers has it, with the outputs of `describe_answers`.
 

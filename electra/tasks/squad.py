@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from electra.errors import UserError, require
-from electra.files import parse_json, write_json
+from electra.files import parse_json, read_object, write_json
 from electra.model.config import EncoderConfig
 from electra.model.task_heads import UNANSWERABLE_WEIGHT, BeamSpanHead, SpanHead, span_loss
 from electra.tasks.config import FinetuneConfig, SquadConfig
@@ -543,6 +543,29 @@ class SpanExtraction(Family):
             ("nbest", n_best),
         ):
             write_json(folder / f"{prefix}{name}.json", dict(zip(ids, values, strict=True)))
+
+    def read_answers(self, folder: Path, split: str) -> list[dict[str, Any]]:
+        """Return each question's `id` and best `span`."""
+        texts, _ = self._read_kept(folder, split)
+        return [{"id": name, "span": text} for name, text in texts.items()]
+
+    def score_answers(self, folder: Path, split: str, examples: Sequence[Any]) -> dict[str, float]:
+        """Return the scores of the texts in the files; the right answers are in the examples."""
+        if not examples:
+            return {}
+        texts, odds = self._read_kept(folder, split)
+        ids, gold = [each.id for each in examples], [each.answers or () for each in examples]
+        require(list(texts) == ids, f"{folder}: the questions are not those of the task's files")
+        if all(gold) and not self.may_be_none:
+            return score_v1(list(texts.values()), gold)
+        return score_v2(list(texts.values()), [odds[name] for name in ids], gold, self._threshold)
+
+    def _read_kept(self, folder: Path, split: str) -> tuple[dict[str, str], dict[str, float]]:
+        """Return the best text and the null odds of each question."""
+        prefix = "" if split == "dev" else f"{split}_"
+        names = ("predictions", "null_odds")
+        texts, odds = (read_object(folder / f"{prefix}{name}.json") for name in names)
+        return texts, odds
 
     def as_transformers(self, parameters: Mapping[str, Tensor]) -> WrittenHead:
         """Return the two logits of each position; refuse the head that searches."""

@@ -574,7 +574,11 @@ class Tagging(Labelled):
         if not self.is_labelled(rows.examples[0]):
             return {}
         gold = [sentence.tags for sentence in rows.examples]
-        predicted = self._spell(rows, decided)
+        return self._measure_tags(gold, self._spell(rows, decided))
+
+    def _measure_tags(
+        self, gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
+    ) -> dict[str, float]:
         pairs = list(zip(chain(*gold), chain(*predicted), strict=True))
         scores = {"accuracy": sum(one == other for one, other in pairs) / len(pairs)}
         if self.metrics == ENTITY_METRICS:
@@ -585,6 +589,27 @@ class Tagging(Labelled):
     def score_ensemble(self, folders: Sequence[Path]) -> dict[str, float]:
         """Return nothing: the files hold tags, which have no mean."""
         return {}
+
+    def read_answers(self, folder: Path, split: str) -> list[dict[str, Any]]:
+        """Return the tags of each sentence, and its words with "_" in place of white space."""
+        kept = self._read_kept(folder, split)
+        return [{"tokens": list(words), "tags": list(tags)} for words, _, tags in kept]
+
+    def score_answers(self, folder: Path, split: str, examples: Sequence[Any]) -> dict[str, float]:
+        """Return the metrics of the tags in the file."""
+        kept = self._read_kept(folder, split)
+        gold = [list(tags) for _, tags, _ in kept]
+        right = [each.tags for each in examples] or gold
+        is_right = list(map(list, right)) == gold
+        require(is_right, f"{folder}: the labels of {split} are not those of the task's files")
+        return self._measure_tags(gold, [tags for *_, tags in kept])
+
+    def _read_kept(self, folder: Path, split: str) -> list[tuple[tuple[str, ...], ...]]:
+        """Return the words, labels and predicted tags of each sentence of predictions.conll."""
+        before = "" if split == "dev" else f"{split}_"
+        text = (folder / f"{before}predictions.conll").read_text("utf-8")
+        blocks = (block.split("\n") for block in text.strip("\n").split("\n\n"))
+        return [tuple(zip(*(line.split(" ") for line in block), strict=True)) for block in blocks]
 
     def _spell(self, rows: Rows, decided: Iterable[float]) -> list[list[str]]:
         """Return the tag of each word of each sentence, from the numbers of the labels."""

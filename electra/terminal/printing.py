@@ -198,6 +198,31 @@ def print_words(text: str, words: Sequence[Word], threshold: float) -> None:
     console.print(Text(f"least trusted: {told}", "dim"), soft_wrap=True)
 
 
+def print_claim(claim: tuple[str, str, str]) -> None:
+    """Print a line for a claim: whether it holds, what it is, and what was found."""
+    status, said, told = map(printable, claim)
+    style = {"ok": "green", "FAILED": "bold red"}.get(status, "yellow")
+    line = Text(f"{status:<11}  ", style).append(said, "default not bold")
+    end = f" ({told})" if status == "ok" else f": {told}"
+    open_console().print(line.append(end * bool(told), "default not bold"), soft_wrap=True)
+
+
+def print_row(tokens: Sequence[tuple[str, bool, str]]) -> None:
+    """Print a row: tokens, whether each was masked, and what stands there; pieces are joined."""
+    line = Text()
+    for token, is_masked, put in tokens:
+        is_piece = token.startswith("##")
+        line.append("" if is_piece or not line else " ")
+        if not is_masked:
+            line.append(printable(token.removeprefix("##")))
+        elif put == token:
+            line.append(printable(f"[{token}]"), "cyan")
+        else:
+            line.append(printable(f"[{token}→{put}]"), "bold red")
+    open_console().print(line, soft_wrap=True)
+    print_lines([""])
+
+
 def _token_cells(view: TokenView) -> tuple[tuple[str, str], ...]:
     """Return (text, style) for each of a token's three lines."""
     original = printable(view.original) if view.is_replaced else ""

@@ -1,0 +1,97 @@
+"""verify and show: what a stranger can check of any folder."""
+
+from json import dumps
+from pathlib import Path
+from typing import Literal
+
+
+from electra.cli.options import Words
+from electra.errors import count_of
+from electra.terminal.printing import print_claim, print_done, print_lines, print_row
+
+FAILED = 1
+"""Exit status if a claim does not hold."""
+
+
+def verify(
+    folder: Path,
+    *,
+    shards: Path | None = None,
+    text: Words = (),
+    data: Path | None = None,
+    steps: int = 100,
+    json: bool = False,
+) -> None:
+    """Check every claim of a folder: hashes, settings, origin; and compute something of it again.
+
+    Of a run, steps are computed again, to the bits of the next checkpoint or to the measures of
+    metrics.jsonl, and so is the last evaluation. Of shards everything is counted, and some documents
+    are tokenized again. Of a fine-tuning the scores are computed from its answers, and some answers
+    from its model. Of an export weights and answers are compared with those of its source. Of a
+    suite the tables are made from its records. A line for each claim: ok, FAILED or not checked.
+    The exit status is 1 if a claim failed. Nothing is written into the folder.
+
+    Example: electra verify run
+
+    Args:
+        folder: A tokenizer, shards, a run, a fine-tuning or a grid, an export, the results of a
+            suite, or a folder of such folders, as that of a quickstart.
+        shards: Of a run: its shards, if they are no longer where its manifest says.
+        text: Of shards: the text, as it was given to `electra prepare`.
+        data: Of a fine-tuning: the folder of the task's files, if they have moved.
+        steps: Of a run: most steps that are computed again.
+        json: Print a list of JSON objects with status, claim and told.
+    """
+    from electra.verification.verify import ignore
+    from electra.verification.verify import verify as run_verify
+
+    show = ignore if json else print_claim
+    claims = run_verify(folder, shards=shards, text=text, data=data, steps=steps, show=show)
+    statuses = [claim.status for claim in claims]
+    failed, unknown = statuses.count("FAILED"), statuses.count("not checked")
+    if json:
+        print_lines([dumps([claim._asdict() for claim in claims], ensure_ascii=False)])
+    else:
+        told = f"{count_of(statuses.count('ok'), 'claim')} of {folder} hold, {failed} failed"
+        print_done(f"{told}, {unknown} not checked")
+    if failed:
+        raise SystemExit(FAILED)
+
+
+def show(
+    run: Path,
+    *,
+    step: int,
+    rows: int = 4,
+    part: Literal["train", "heldout"] = "train",
+    shards: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Show the rows of a training step as text: what was masked, and what was put there.
+
+    [chef→cook] was chef and became cook; [chef] was masked, and the generator put chef there again.
+    Of an objective that replaces nothing, [chef→[MASK]] has what its encoder read. Rows and masks
+    follow from seed and step; replacements are those that the nearest checkpoint makes, which are
+    those of training if it is of this step.
+
+    Example: electra show run --step 1000
+
+    Args:
+        run: A run folder.
+        step: Number of the step, from 0, as in the names of RUN/skipped: step 1000 begins with the
+            weights of step-00001000.
+        rows: Number of rows.
+        part: train: the rows of the step. heldout: those of every evaluation.
+        shards: The run's shards, if they are no longer where its manifest says.
+        json: Print one JSON object: rows, each a list of tokens with token, segment, masked, shown
+            and replacement; and told.
+    """
+    from electra.pretraining.step_rows import show_step
+
+    found = show_step(run, step, rows=rows, part=part, shards=shards)
+    if json:
+        listed = [[token._asdict() for token in row] for row in found.rows]
+        return print_lines([dumps({"rows": listed, "told": found.told}, ensure_ascii=False)])
+    for row in found.rows:
+        print_row([(each.token, each.masked, each.replacement or each.shown) for each in row])
+    print_done(found.told)

@@ -1,0 +1,1 @@
+"""Verification: what a folder claims is compared, and computed again."""

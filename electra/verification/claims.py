@@ -1,0 +1,85 @@
+"""Claims and how they fared; the records of hashes that lie in a folder of any kind."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from electra.checkpoints.checkpoint import list_checkpoints, verify_checkpoint
+from electra.errors import UserError, count_of, require
+from electra.files import HASHES, check_hashes, read_object, sha256_file
+from electra.pretraining.replay import Absent
+from electra.shards.merging import list_hashes
+
+DAMAGE = (UserError, OSError, LookupError, TypeError, ValueError, AttributeError, RuntimeError)
+"""What wrong values in files lead to."""
+
+
+class Claim(NamedTuple):
+    """Something that a folder says, and whether it holds."""
+
+    status: Literal["ok", "FAILED", "not checked"]
+    claim: str
+    told: str = ""
+    """What was found, or why the claim was not checked."""
+
+
+class Claims:
+    """Collects the claims of a folder, and of the folders in it, in the order of their proof.
+
+    `show` is called with each claim when it is proved.
+    """
+
+    def __init__(self, show: Callable[[Claim], None], place: str = "") -> None:
+        self.show, self.place = show, place
+        self.found: list[Claim] = []
+
+    def inside(self, place: str) -> "Claims":
+        """Return a collector for a folder inside, whose name stands before each of its claims."""
+        inner = Claims(self.show, f"{self.place}{place}/")
+        inner.found = self.found
+        return inner
+
+    @contextmanager
+    def prove(self, claim: str) -> Iterator[Callable[[str], None]]:
+        """Add a claim, which fails by an error inside; what is yielded tells what was found."""
+        told: list[str] = []
+        try:
+            yield told.append
+        except Absent as reason:
+            proved = Claim("not checked", self.place + claim, str(reason))
+        except DAMAGE as error:
+            kind = "" if isinstance(error, UserError | OSError) else f"{type(error).__name__}: "
+            proved = Claim("FAILED", self.place + claim, f"{kind}{error}")
+        else:
+            proved = Claim("ok", self.place + claim, "; ".join(told))
+        self.found.append(proved)
+        self.show(proved)
+
+    def compare_hashes(self, folder: Path) -> None:
+        """Compare every file with each record of hashes in a folder, whatever wrote the record."""
+        records = [path for path in sorted(folder.rglob(HASHES)) if path.parent.is_dir()]
+        checkpoints, shards = list_checkpoints(folder), folder / "manifest.json"
+        for path in records:
+            with self.prove(f"{path.relative_to(folder)}: each file matches its sha256") as tell:
+                check_hashes(path.parent)
+                tell(count_of(len(read_object(path)["sha256"]), "file"))
+        for checkpoint in checkpoints:
+            place = checkpoint.relative_to(folder)
+            with self.prove(f"{place}/state.json: each file matches its sha256") as tell:
+                try:
+                    verify_checkpoint(checkpoint)
+                except ValueError as error:
+                    raise UserError(f"{checkpoint} is damaged: {error}") from None
+        if any(folder.glob("*.tokens")):
+            with self.prove("manifest.json: each shard matches its sha256") as tell:
+                hashes = list_hashes(folder)
+                for name, sha256 in hashes.items():
+                    path = folder / name
+                    require(path.is_file(), f"{path} is missing, but {shards} names it")
+                    right = sha256_file(path) == sha256
+                    require(right, f"{path} is damaged: it does not match its sha256 in {shards}")
+                tell(count_of(len(hashes), "file"))
+        elif not records and not checkpoints:
+            with self.prove("each file matches its sha256"):
+                raise Absent(f"{folder} holds no record of hashes")

@@ -1,0 +1,96 @@
+"""A folder of any kind, and everything that can be proved of it."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from electra.checkpoints.checkpoint import run_of
+from electra.errors import UserError, require
+from electra.shards.store import open_shards
+from electra.verification.answers import verify_finetuning
+from electra.verification.claims import Claim, Claims
+from electra.verification.corpora import verify_shards, verify_tokenizer
+from electra.verification.exported import verify_export
+from electra.verification.steps import verify_run
+from electra.verification.suites import verify_suite
+
+
+def ignore(claim: Claim) -> None:
+    """Show nothing of a claim."""
+
+
+STEPS = 100
+"""Most steps of a run that are computed again, unless told."""
+KINDS = {
+    "run": ("checkpoints/", "metrics.jsonl"),
+    "shards": ("train-00000.tokens", "heldout-00000.tokens"),
+    "suite": ("table.tex", "figure.svg"),
+    "finetuning": ("results.json", "seed-0/", "manifest.json"),
+    "export": ("model.safetensors", "model.gguf", "config.json"),
+    "tokenizer": ("tokenizer.json", "tokenizer_config.json"),
+}
+"""Names that tell the kind of a folder, also of a damaged one; a folder's ends in /."""
+
+
+def find_kind(folder: Path) -> str:
+    """Return the kind of a folder in KINDS, by what lies in it; empty: none."""
+    for kind, names in KINDS.items():
+        for name in names:
+            path = folder / name
+            if path.is_dir() if name.endswith("/") else path.is_file():
+                return kind
+    return ""
+
+
+def verify(
+    folder: Path,
+    *,
+    shards: Path | None = None,
+    text: Sequence[str] = (),
+    data: Path | None = None,
+    steps: int = STEPS,
+    show: Callable[[Claim], None] = ignore,
+) -> list[Claim]:
+    """Return every claim of a folder with its proof; nothing is written into the folder.
+
+    Args:
+        folder: A tokenizer, shards (a folder, or the .toml file of a mixture), a run, a fine-tuning
+            or a grid, an export, the results of a suite, or a folder of such folders.
+        shards: Of a run: its shards, if they have moved.
+        text: Of shards: the text that they were prepared from.
+        data: Of a fine-tuning: the folder of the task's files, if they have moved.
+        steps: Of a run: most steps that are computed again.
+        show: Called with each claim when it is proved.
+
+    Raises:
+        UserError: The folder is none of these.
+    """
+    require(steps >= 1, f"steps must be >= 1, not {steps}")
+    claims, folder = Claims(show), run_of(folder)
+    if folder.suffix == ".toml" and folder.is_file():
+        for corpus in open_shards(folder, verify=False).mixture:
+            verify_shards(claims.inside(corpus.name), folder.parent / corpus.name, text)
+        return claims.found
+    require(folder.is_dir(), f"there is no folder {folder}")
+    places = [folder]
+    if not find_kind(folder):
+        places = sorted(each for each in folder.iterdir() if each.is_dir() and find_kind(each))
+    if not places:
+        raise UserError(
+            f"{folder} is no tokenizer, shards, run, fine-tuning, export or results of a suite"
+        )
+    for place in places:
+        inner = claims if place == folder else claims.inside(place.name)
+        match find_kind(place):
+            case "run":
+                verify_run(inner, place, shards, steps)
+            case "shards":
+                verify_shards(inner, place, text)
+            case "suite":
+                verify_suite(inner, place)
+            case "finetuning":
+                verify_finetuning(inner, place, data)
+            case "export":
+                verify_export(inner, place)
+            case "tokenizer":
+                verify_tokenizer(inner, place)
+    return claims.found
