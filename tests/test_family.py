@@ -278,6 +278,25 @@ def test_what_is_unlabelled_has_predictions_and_no_scores(name, pretrained, tmp_
         assert (tmp_path / "test_predictions.tsv").read_text().splitlines()[1].startswith("0\t\t")
 
 
+def test_scores_follow_from_the_answers_that_are_kept(name, pretrained, tmp_path):
+    family, rng = CASES[name].family, random.Random(0)
+    examples = [CASES[name].draw(rng) for _ in range(24)]
+    rows = family.encode(examples, pretrained.tokenizer, 32)
+    outputs = run_network(build(pretrained, family), rows, CPU)
+    if name == "regression":  # numbers of an untrained network would be equal when rounded
+        outputs = {"logits": torch.rand(24, 1, generator=torch.Generator().manual_seed(0))}
+    family.write_predictions(tmp_path, "dev", rows, outputs)
+    expected, found = family.score(rows, outputs), family.score_answers(tmp_path, "dev", examples)
+    assert found == pytest.approx(expected, abs=1e-3)
+    kept = family.read_answers(tmp_path, "dev")
+    for one, other in zip(kept, family.describe_answers(rows, outputs), strict=True):
+        for key, value in one.items():
+            is_number = isinstance(value, float)
+            assert other[key] == (pytest.approx(value, abs=1e-6) if is_number else value)
+    others = [*examples[12:], *examples[:12]]
+    refuse("those of the task's files", family.score_answers, tmp_path, "dev", others)
+
+
 def test_records_that_do_not_fit_are_refused_by_number(name):
     case = CASES[name]
     for wrong, words in case.wrong:

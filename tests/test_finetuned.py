@@ -33,6 +33,7 @@ from electra.tasks.family import number_records
 from electra.tasks.registry import read_inputs, restore_family
 from electra.tasks.rows import make_batch
 from electra.text.tables import TABLE_FORMATS
+from electra.verification.verify import verify
 
 CPU = torch.device("cpu")
 CONFIG = small_finetune(learning_rate=3e-3, epochs=1, sequence_length=24)
@@ -191,6 +192,16 @@ def test_dev_questions_get_the_answers_of_training(runs, name):
     }
     for each in found.records:
         assert contexts[each["id"]][each["start"] :].startswith(each["span"])
+
+
+@pytest.mark.parametrize(
+    "name", ["texts", "mean", "features", "numbers", "pairs", "choices", "tags", "plain", "beam"]
+)
+def test_scores_and_some_answers_can_be_verified(runs, name):
+    claims = verify(runs / name, data=runs / DEV_FILES.get(name, "numbers-data/x").split("/")[0])
+    assert {each.status for each in claims} == {"ok"}, claims
+    told = {each.claim: each.told for each in claims}
+    assert told["seed-0/model: it gives these answers again"] == "8 answers"
 
 
 def test_the_seed_that_is_best_on_dev_answers_unless_another_is_asked_for(runs, tmp_path):

@@ -4,7 +4,6 @@ from json import dumps
 from pathlib import Path
 from typing import Literal
 
-
 from electra.cli.options import Words
 from electra.errors import count_of
 from electra.terminal.printing import print_claim, print_done, print_lines, print_row
@@ -22,11 +21,11 @@ def verify(
     steps: int = 100,
     json: bool = False,
 ) -> None:
-    """Check every claim of a folder: hashes, settings, origin; and compute something of it again.
+    """Check every claim of a folder: hashes, settings, origin; and compute some of it again.
 
     Of a run, steps are computed again, to the bits of the next checkpoint or to the measures of
-    metrics.jsonl, and so is the last evaluation. Of shards everything is counted, and some documents
-    are tokenized again. Of a fine-tuning the scores are computed from its answers, and some answers
+    metrics.jsonl, and the last evaluation. Of shards everything is counted, and some documents are
+    tokenized again. Of a fine-tuning the scores are computed from its answers, and some answers
     from its model. Of an export weights and answers are compared with those of its source. Of a
     suite the tables are made from its records. A line for each claim: ok, FAILED or not checked.
     The exit status is 1 if a claim failed. Nothing is written into the folder.

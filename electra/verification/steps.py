@@ -27,6 +27,7 @@ from electra.errors import UserError, count_of, require
 from electra.files import read_json, read_object
 from electra.method.flops import count_run
 from electra.pretraining.evaluation import evaluate, heldout_rows, view_rows
+from electra.pretraining.loop import Session
 from electra.pretraining.networks import sketch_objective
 from electra.pretraining.replay import (
     Absent,
@@ -163,28 +164,31 @@ def _compute_steps(run: Path, shards: Shards, intact: list[Path], limit: int) ->
     """Return which steps were computed again, and how they compare; refuse other ends."""
     stretch = _choose(run, intact, limit)
     records = {r["step"]: r for r in _read_records(run) if r["part"] == "train"}
-    inside = sorted(step for step in records if stretch.first < step <= stretch.last)
-    session = reopen(run, shards, stretch.start)
-    computed = replay(session, sorted({*inside, stretch.last}))
+    inside = {step for step in records if stretch.first < step <= stretch.last}
+    session, ends = reopen(run, shards, stretch.start), sorted({*inside, stretch.last})
+    computed = replay(session, ends)
     unlike = tell_unlike(run, session.step, stretch.first)
     what = f"steps {stretch.first + 1:,} to {stretch.last:,}"
-    if stretch.end:
-        own = copy_state(session.step.model, session.step.optimizer, session.step.memory)
-        kept = read_state(stretch.end)
-        other = [
-            f"{name} of {stretch.end / file}"
-            for file, tensors in kept.items()
-            for name, tensor in tensors.items()
-            if name not in own[file] or not torch.equal(own[file][name], tensor)
-        ]
-        if not other:
-            return f"{what} end with the bits of {stretch.end.name}"
-        require(bool(unlike), f"{what} do not end with the bits of {', '.join(other[:1])}")
-    for step, found in zip(sorted({*inside, stretch.last}), computed, strict=True):
+    other = _find_other(stretch.end, session) if stretch.end else ""
+    require(not other or bool(unlike), f"{what} do not end with the bits of {other}")
+    for step, found in zip(ends, computed, strict=True):
         if step in records:
             _compare(f"{run / 'metrics.jsonl'}, step {step}", records[step], found, unlike)
-    require(bool(inside), f"{run / 'metrics.jsonl'} has no record of {what}")
+    if stretch.end and not other:
+        return f"{what} end with the bits of {stretch.end.name}"
+    require(stretch.last in records, f"{run / 'metrics.jsonl'} has no record of {what}")
     return f"{what} have the measures of metrics.jsonl, {_tell_tolerance(unlike)}"
+
+
+def _find_other(checkpoint: Path, session: Session) -> str:
+    """Return the first tensor of a checkpoint that has other bits than a session; empty: none."""
+    step = session.step
+    own = copy_state(step.model, step.optimizer, step.memory)
+    for file, tensors in read_state(checkpoint).items():
+        for name, tensor in tensors.items():
+            if name not in own[file] or not torch.equal(own[file][name], tensor):
+                return f"{name} in {checkpoint / file}"
+    return ""
 
 
 def _tell_tolerance(unlike: str) -> str:

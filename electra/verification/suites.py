@@ -1,8 +1,10 @@
 """What the results of a suite claim: comparisons and tables follow from their records."""
 
+import re
 import shlex
 import tempfile
 from collections.abc import Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,9 @@ from electra.verification.claims import Claims
 WRITTEN = ("README.md", "table.tex")
 """Files of text alone that follow from the records; the page has the figure, whose lines change
 with the version of matplotlib."""
+TABLE = re.compile(r"^\||[^\\]&|: .*\(.*\)\.$")
+"""A line of a table in Markdown or LaTeX, or of what holds and what does not."""
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
 TOLERANCE = 1e-9
 """Largest difference of a gain, as a share of it: libraries of statistics may round otherwise."""
 
@@ -43,14 +48,22 @@ def verify_suite(claims: Claims, folder: Path) -> None:
             found = read_object(out / "results.json")["comparisons"]
             _require_like(folder / "results.json", results["comparisons"], found)
         for name in WRITTEN:
-            with claims.prove(f"{name}: it follows from the records"):
-                own = (folder / name).read_text(encoding="utf-8")
-                require(
-                    own == (out / name).read_text(encoding="utf-8"),
-                    f"{folder / name} is not what the records of results.json are written as",
-                )
+            with claims.prove(f"{name}: tables and numbers follow from the records") as tell:
+                tell(_compare_texts(folder / name, out / name))
     with claims.prove("results.json: the records are those of the runs") as tell:
         tell(_compare_runs(folder, results))
+
+
+def _compare_texts(path: Path, written: Path) -> str:
+    """Return how a file equals what is written of the records; refuse other tables or numbers."""
+    said, found = (each.read_text(encoding="utf-8").splitlines() for each in (path, written))
+    tables = [[line for line in lines if TABLE.search(line)] for lines in (said, found)]
+    for one, other in zip_longest(*tables):
+        require(one == other, f"{path} has the line {one!r}; of the records follows {other!r}")
+    numbers = [{*NUMBER.findall("".join(lines))} for lines in (said, found)]
+    others = ", ".join(sorted(numbers[0] - numbers[1]))
+    require(not others, f"{path} has numbers that no record gives: {others}")
+    return "word for word" if said == found else "sentences are worded as by another version"
 
 
 def _require_like(path: Path, said: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
