@@ -21,12 +21,14 @@ if TYPE_CHECKING:
         pretrain,
         report,
         score,
+        show,
+        verify,
     )
     from electra.processes import Interrupted
 
 __all__ = ["Interrupted", "Model", "UserError", "__version__", "detect", "embed", "encode"]
 __all__ += ["export", "fill", "finetune", "load", "predict", "prepare", "pretrain"]
-__all__ += ["report", "score"]
+__all__ += ["report", "score", "show", "verify"]
 
 
 def __getattr__(name: str) -> Any:

@@ -39,6 +39,7 @@ from electra.presets import finetune_preset
 from electra.pretraining.continuation import find_finished
 from electra.pretraining.loop import pretrain as run_pretrain
 from electra.pretraining.resolution import resolve
+from electra.pretraining.step_rows import Part, StepRows, show_step
 from electra.processes import Tell, silent
 from electra.reports.rendering import to_markdown
 from electra.reports.runs import find_finetunings, finetuning_table, read_finetuning
@@ -48,6 +49,9 @@ from electra.shards.prepare import prepare as prepare_shards
 from electra.text.table_files import read_texts
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Precision
+from electra.verification.claims import Claim
+from electra.verification.verify import STEPS
+from electra.verification.verify import verify as run_verify
 
 Settings = Mapping[str, Any]
 """Settings by name, as `{"train.steps": 1000}`."""
@@ -251,6 +255,56 @@ def prepare(
     names, loaded = [str(each) for each in _list(text)], Tokenizer.load(Path(tokenizer))
     config = override(PrepareConfig(), _assign(settings or {}))
     return prepare_shards(names, loaded, out, config)
+
+
+def verify(
+    folder: str | Path,
+    *,
+    shards: str | Path | None = None,
+    text: Sequence[str | Path] = (),
+    data: str | Path | None = None,
+    steps: int = STEPS,
+) -> list[Claim]:
+    """Return every claim of a folder and whether it holds; as `electra verify`.
+
+    Args:
+        folder: A tokenizer, shards, a run, a fine-tuning, an export, the results of a suite, or a
+            folder of such folders.
+        shards: Of a run: its shards, if they have moved.
+        text: Of shards: the text that they were prepared from.
+        data: Of a fine-tuning: the folder of the task's files, if they have moved.
+        steps: Of a run: most steps that are computed again.
+
+    Raises:
+        UserError: The folder is none of these.
+    """
+    places = [None if each is None else Path(each) for each in (shards, data)]
+    names = [str(each) for each in _list(text)]
+    return run_verify(Path(folder), shards=places[0], text=names, data=places[1], steps=steps)
+
+
+def show(
+    run: str | Path,
+    step: int,
+    *,
+    rows: int = 4,
+    part: Part = "train",
+    shards: str | Path | None = None,
+) -> StepRows:
+    """Return the first rows of a step, what was masked and what replaced; as `electra show`.
+
+    Args:
+        run: A run folder.
+        step: Number of the step, from 0.
+        rows: Number of rows.
+        part: train: the rows of the step. heldout: those of each evaluation.
+        shards: The run's shards, if they have moved.
+
+    Raises:
+        UserError: The run has no such step, or its shards are not at hand.
+    """
+    place = None if shards is None else Path(shards)
+    return show_step(Path(run), step, rows=rows, part=part, shards=place)
 
 
 def report(folders: Sequence[str | Path], out: str | Path) -> None:

@@ -129,17 +129,20 @@ def replay(session: Session, ends: Sequence[int]) -> list[dict[str, Any]]:
     return records
 
 
-def tell_unlike(run: Path, step: Step, done: int) -> str:
-    """Return how the computation differs from the run's; empty: each bit must be the same."""
-    session, form = find_session(run, done), step.describe()
-    before = session.get("step", {})
-    pairs = {
-        "device": (session.get("device"), step.machine.name),
-        "dtype": (session.get("dtype"), str(step.machine.dtype)),
-        "processes": (session.get("processes"), 1),
-        "torch": (session.get("packages", {}).get("torch"), metadata.version("torch")),
-        **{name: (before.get(name), form[name]) for name in ("layers", "compiled")},
-    }
-    return ", ".join(
-        f"{name} {now}, then {old}" for name, (old, now) in pairs.items() if now != old
-    )
+def tell_unlike(run: Path, step: Step, first: int, last: int) -> str:
+    """Return how a computation differs from the run's of these steps; empty: bits must be equal."""
+    later = (each for each in read_manifest(run)["sessions"] if "first_step" in each)
+    inside = (each for each in later if first < each["first_step"] < last)
+    form, unlike = step.describe(), dict[str, None]()
+    for session in (find_session(run, first), *inside):
+        before = session.get("step", {})
+        pairs = {
+            "device": (session.get("device"), step.machine.name),
+            "dtype": (session.get("dtype"), str(step.machine.dtype)),
+            "processes": (session.get("processes"), 1),
+            "torch": (session.get("packages", {}).get("torch"), metadata.version("torch")),
+            **{name: (before.get(name), form[name]) for name in ("layers", "compiled")},
+        }
+        told = [f"{name} {now}, then {old}" for name, (old, now) in pairs.items() if now != old]
+        unlike |= dict.fromkeys(told)
+    return ", ".join(unlike)

@@ -207,6 +207,6 @@ def _tell(run: Path, session: Session, step: int, checkpoint: Path | None, part:
     which = checkpoint.name if checkpoint else "the run's first weights"
     if part == "heldout" or session.first_step != step:
         return f"replacements are those that {which} would make"
-    unlike = tell_unlike(run, session.step, step)
+    unlike = tell_unlike(run, session.step, step, step + 1)
     differ = f"; computed otherwise ({unlike}), so a few may differ" if unlike else ""
     return f"replacements are those of training, which went on from {which}{differ}"

@@ -46,7 +46,8 @@ from electra.verification.claims import Claims
 from electra.verification.corpora import prove_tokenizer
 
 LOSS_TOLERANCE = 0.01
-"""Largest difference of a measure, as a share of it, on another device or with other threads."""
+"""Largest difference of a loss, as a share of it, on another device or with other threads. After
+100 steps with another form of the layers, losses of a toy run differed by up to 0.003."""
 
 
 class Stretch(NamedTuple):
@@ -73,7 +74,8 @@ def verify_run(claims: Claims, run: Path, shards_folder: Path | None, steps: int
         return
     with claims.prove("metrics.jsonl: it has all records that the checkpoint counts") as tell:
         tell(count_of(len(_read_records(run)), "record"))
-    if (run / "results.json").exists():
+    is_done = bool(intact) and step_of(intact[-1]) == config.train.steps
+    if is_done or (run / "results.json").exists():
         with claims.prove("results.json: it follows from the checkpoint and the records"):
             _check_results(run, config, intact)
     _prove_starts(claims, run)
@@ -167,7 +169,7 @@ def _compute_steps(run: Path, shards: Shards, intact: list[Path], limit: int) ->
     inside = {step for step in records if stretch.first < step <= stretch.last}
     session, ends = reopen(run, shards, stretch.start), sorted({*inside, stretch.last})
     computed = replay(session, ends)
-    unlike = tell_unlike(run, session.step, stretch.first)
+    unlike = tell_unlike(run, session.step, stretch.first, stretch.last)
     what = f"steps {stretch.first + 1:,} to {stretch.last:,}"
     other = _find_other(stretch.end, session) if stretch.end else ""
     require(not other or bool(unlike), f"{what} do not end with the bits of {other}")
@@ -192,7 +194,7 @@ def _find_other(checkpoint: Path, session: Session) -> str:
 
 
 def _tell_tolerance(unlike: str) -> str:
-    return f"to {LOSS_TOLERANCE:.0%}, since computed otherwise: {unlike}" if unlike else "exactly"
+    return f"losses to {LOSS_TOLERANCE:.0%}, since computed with {unlike}" if unlike else "exactly"
 
 
 def _choose(run: Path, intact: list[Path], limit: int) -> Stretch:
@@ -221,13 +223,14 @@ def _choose(run: Path, intact: list[Path], limit: int) -> Stretch:
 
 
 def _compare(place: str, kept: Mapping[str, Any], found: Mapping[str, Any], unlike: str) -> None:
-    """Refuse a record that was not computed so, to the bit, or to LOSS_TOLERANCE if unlike."""
-    for name in found.keys() & kept.keys() - OF_THE_MACHINE:
+    """Refuse measures that were not computed so: all to the bit; if unlike, losses to 1%."""
+    for name in sorted(found.keys() & kept.keys() - OF_THE_MACHINE):
         said, now = kept[name], found[name]
-        if isinstance(said, float) and unlike and math.isfinite(now):
-            is_same = abs(said - now) <= LOSS_TOLERANCE * max(abs(said), abs(now))
-        else:
-            is_same = said == now or (said is None and not math.isfinite(now))
+        if unlike and not name.endswith(("loss", "learning_rate", "tokens")):
+            continue  # a share of few tokens, or the norm of a gradient, may differ by more
+        is_same = said == now or (said is None and not math.isfinite(now))
+        if unlike and isinstance(said, float):
+            is_same |= abs(said - now) <= LOSS_TOLERANCE * max(abs(said), abs(now))
         require(is_same, f"{place}: {name} is {said}, and computed again {now}")
 
 
@@ -242,7 +245,7 @@ def _evaluate(run: Path, shards: Shards, intact: list[Path]) -> str:
     rows = heldout_rows(shards, step.config)
     if rows is None:
         raise UserError(f"{run / 'metrics.jsonl'} has evaluations, and config.json has none")
-    unlike = tell_unlike(run, step, done - 1)
+    unlike = tell_unlike(run, step, done - 1, done)
     found = evaluate(step.model, rows, step.micro_rows)
     _compare(f"{run / 'metrics.jsonl'}, step {done}", kept[done], found, unlike)
     if samples.exists() and done == step.config.train.steps and not unlike:
