@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -421,7 +422,7 @@ def test_every_objective_can_be_verified_and_shown(name, toy_shards, tmp_path):
 
 @pytest.mark.slow
 def test_a_grid_and_a_suite_with_its_runs_hold_and_are_told_apart(
-    run, toy_shards, toy_question, tmp_path, monkeypatch, capsys
+    run, toy_shards, toy_question, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     combinations = combine(small_finetune(epochs=1), [], ["learning_rate=1e-5,3e-3"])
@@ -432,7 +433,8 @@ def test_a_grid_and_a_suite_with_its_runs_hold_and_are_told_apart(
     assert failed.claim == "results.json: it follows from the combinations"
     Path("toy.toml").write_text(TOY.replace("3e10", "1e10"))
     words = f"--shards {toy_shards} --data own={toy_question} --runs runs --out suite --jobs 1"
-    succeed(capsys, "reproduce", "toy.toml", *words.split())
+    monkeypatch.setattr("sys.argv", ["electra", "reproduce", "toy.toml", *words.split()])
+    main(sys.argv[1:])
     failed, claims = tell(tmp_path / "suite")
     assert not failed
     told = {each.claim: each.told for each in claims}

@@ -11,7 +11,6 @@ from electra.verification.claims import Claim, Claims
 from electra.verification.corpora import verify_shards, verify_tokenizer
 from electra.verification.exported import verify_export
 from electra.verification.steps import verify_run
-from electra.verification.suites import verify_suite
 
 
 def ignore(claim: Claim) -> None:
@@ -86,6 +85,9 @@ def verify(
             case "shards":
                 verify_shards(inner, place, text)
             case "suite":
+                # With scipy and matplotlib, which nothing else here needs.
+                from electra.verification.suites import verify_suite
+
                 verify_suite(inner, place)
             case "finetuning":
                 verify_finetuning(inner, place, data)
