@@ -110,7 +110,7 @@ def reopen(run: Path, shards: Shards, checkpoint: Path | None, first: int | None
     if checkpoint:
         load_step(step, done, checkpoint)
     examples = Examples(shards.train, shards.tokenizer, config.examples, train.seed, shards.mixture)
-    totals = read_totals(run, checkpoint) if checkpoint else Totals()
+    totals = read_totals(checkpoint) if checkpoint else Totals()
     window = Window(step, totals)
     batches = examples.batches(done if first is None else first, train.batch_size)
     model.begin_step(done)
