@@ -83,3 +83,8 @@ class Claims:
         elif not records and not checkpoints:
             with self.prove("each file matches its sha256"):
                 raise Absent(f"{folder} holds no record of hashes")
+        with self.prove("each JSON file is as it was written") as tell:
+            files = [path for path in folder.rglob("*.json") if path.is_file()]
+            for path in files:
+                read_object(path)  # which compares the hash that an object of ours has in itself
+            tell(count_of(len(files), "file"))

@@ -24,7 +24,7 @@ from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import OF_THE_MACHINE, read_curves
 from electra.checkpoints.results_files import RunResults
 from electra.errors import UserError, count_of, require
-from electra.files import read_json, read_object
+from electra.files import read_object
 from electra.method.flops import count_run
 from electra.pretraining.evaluation import evaluate, heldout_rows, view_rows
 from electra.pretraining.loop import Session
@@ -250,5 +250,6 @@ def _evaluate(run: Path, shards: Shards, intact: list[Path]) -> str:
     _compare(f"{run / 'metrics.jsonl'}, step {done}", kept[done], found, unlike)
     if samples.exists() and done == step.config.train.steps and not unlike:
         shown = view_rows(step.model, rows, shards.tokenizer, step.micro_rows)
-        require(read_json(samples, list[Any]) == shown, f"{samples} is not what the model judges")
+        is_same = read_object(samples)["rows"] == shown
+        require(is_same, f"{samples} is not what the model judges")
     return f"step {done:,}, {_tell_tolerance(unlike)}"
