@@ -26,13 +26,12 @@ from electra.inference.predict import keep_columns, load_model
 from electra.interop.export import describe, describe_finetuned, write_plain
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead
-from electra.model.task_heads import ClassifierHead
 from electra.reports.runs import read_folders
 from electra.tasks import registry
-from electra.tasks.classification import Classification, order_labels
+from electra.tasks.classification import order_labels
 from electra.tasks.config import FinetuneConfig
-from electra.tasks.family import WrittenHead, name_outputs
 from electra.tasks.registry import FAMILIES, read_inputs, restore_family
+from electra.tasks.regression import Regression
 from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine
@@ -59,13 +58,17 @@ PAIRS = [{"text_a": text, "text_b": "the old sailor"} for text in TEXTS]
 SENTENCES = [{"tokens": text.split()} for text in TEXTS]
 CHOICES = [{"context": text, "choices": ["a boat", "an engine .", "the queen"]} for text in TEXTS]
 QUESTIONS = [{"question": "who painted", "context": text} for text in (TEXTS[0], TEXTS[2])]
-NAMES = {"family": "classification", "labels": ["no", "yes", "?"], "label_range": None}
-NUMBER = NAMES | {"labels": [], "label_range": [-1.0, 4.0]}
+NAMES = {"family": "classification", "labels": ["no", "yes", "?"]}
+SEVERAL = {"family": "multi_label", "labels": ["no", "yes", "?"], "thresholds": [0.5, 0.4, 0.6]}
+NUMBER = {"family": "regression", "names": ["stars"], "ranges": [[-1.0, 4.0]]}
+NUMBERS = {"family": "regression", "names": ["a", "b"], "ranges": [[0.0, 5.0], [-100.0, 100.0]]}
 HEADS = {
-    "labels": Head(NAMES | {"columns": ["text", "label"]}, SINGLE),
-    "labels of pairs": Head(NAMES | {"columns": ["one", "two", "label"]}, PAIRS),
-    "a number": Head(NUMBER | {"columns": ["text", "stars"]}, SINGLE),
-    "a number of pairs": Head(NUMBER | {"columns": ["one", "two", "score"]}, PAIRS),
+    "labels": Head(NAMES | {"columns": ["text"]}, SINGLE),
+    "labels of pairs": Head(NAMES | {"columns": ["one", "two"]}, PAIRS),
+    "several labels": Head(SEVERAL | {"columns": ["text"]}, SINGLE),
+    "a number": Head(NUMBER | {"columns": ["text"]}, SINGLE),
+    "a number of pairs": Head(NUMBER | {"columns": ["one", "two"]}, PAIRS),
+    "numbers": Head(NUMBERS | {"columns": ["text"]}, SINGLE),
     "tags": Head({"family": "tagging", "labels": ["O", "B-X", "I-X"]}, SENTENCES),
     "choices": Head({"family": "choice", "num_choices": 3, "begin": ""}, CHOICES),
     "spans": Head({"family": "squad", "head": "plain", "null_threshold": 0.0}, QUESTIONS),
@@ -80,7 +83,7 @@ def draw_finetuned(head, body, tokenizer):
     """A model with a head whose numbers differ much from text to text."""
     sizes = make_sizes(body, positions=LENGTH, vocab_size=tokenizer.vocab_size)
     config = FinetuneConfig(pooling=head.pooling, sequence_length=LENGTH, device="cpu", threads=1)
-    facts = {"task": "own", "columns": []} | head.facts
+    facts = {"task": "own", "columns": [], "label_columns": []} | head.facts
     module = draw(restore_family(facts).build_head(sizes, config), 0.3)
     encoder, parameters = (
         {name: each.detach() for name, each in part.named_parameters()}
@@ -132,7 +135,7 @@ def test_numbers(make_pair, name):
     asked = zip(*(record.values() for record in HEADS[name].records), strict=True)
     model, _, found = ask_transformers(folder, "SequenceClassification", *map(list, asked))
     assert found.logits[:, 0].tolist() == pytest.approx(numbers, abs=1e-4)
-    assert model.config.id2label == {0: HEADS[name].facts["columns"][-1]}
+    assert model.config.id2label == {0: "stars"}
     assert max(numbers) - min(numbers) > 0.5
     pipeline = transformers.pipeline("text-classification", model=str(folder))
     fields = ("text", "text_pair")
@@ -201,50 +204,38 @@ def test_spans(make_pair):
         assert none.item() == pytest.approx(answer["prob_none"], abs=1e-5)
 
 
-class TwoNumbers(Classification):
-    """A regression with two targets, each with a range of its own."""
-
-    ranges = ((0.0, 5.0), (-100.0, 100.0))
-
-    def build_head(self, sizes, config):
-        return ClassifierHead(sizes, 2, config.dropout_prob, "cls")
-
-    def describe_answers(self, rows, outputs):
-        least, greatest = torch.tensor(self.ranges).T
-        numbers = least + (greatest - least) * outputs["logits"]
-        return [{"number_0": one, "number_1": other} for one, other in numbers.tolist()]
-
-    def describe_blank(self, example):
-        return {"number_0": None, "number_1": None}
+class Inherited(Regression):
+    """A family that does not say how it is written."""
 
 
-class TwoWritten(TwoNumbers):
-    """The same, whose export says how its numbers are written."""
-
-    def as_transformers(self, parameters):
-        least, greatest = torch.tensor(self.ranges).T
-        size = greatest - least
-        scaled = {
-            "dense.weight": parameters["dense.weight"] * size[:, None],
-            "dense.bias": parameters["dense.bias"] * size + least,
-        }
-        settings = {"problem_type": "regression", **name_outputs(["a", "b"])}
-        return WrittenHead("SequenceClassification", {**parameters, **scaled}, settings)
+def test_no_family_inherits_how_it_is_written(make_pair, monkeypatch):
+    monkeypatch.setitem(registry.FAMILIES, "two", Inherited)
+    head = Head(HEADS["numbers"].facts | {"family": "two"}, SINGLE)
+    refuse("no class for the family 'two', or its as_transformers", make_pair, head)
 
 
-@pytest.mark.parametrize("family", [TwoNumbers, TwoWritten])
-def test_two_targets_are_right_or_refused(family, make_pair, monkeypatch):
-    """A family inherits no way to be written: its parent's would lose the ranges."""
-    monkeypatch.setitem(registry.FAMILIES, "two", family)
-    head = Head(NUMBER | {"family": "two", "columns": ["text", "a,b"]}, SINGLE)
-    if family is TwoNumbers:
-        refuse("no class for the family 'two', or its as_transformers", make_pair, head)
-        return
-    ours, folder = make_pair(head)
-    _, _, found = ask_transformers(folder, "SequenceClassification", TEXTS)
-    expected = [[*answer.values()] for answer in ours]
+def test_several_numbers(make_pair):
+    ours, folder = make_pair(HEADS["numbers"])
+    model, _, found = ask_transformers(folder, "SequenceClassification", TEXTS)
+    expected = [[answer["prediction_a"], answer["prediction_b"]] for answer in ours]
     np.testing.assert_allclose(found.logits.numpy(), expected, atol=2e-3)
     assert np.ptp([second for _, second in expected]) > 20
+    assert (model.config.id2label, model.config.problem_type) == ({0: "a", 1: "b"}, "regression")
+
+
+def test_several_labels(make_pair):
+    """transformers' pipeline has the same probabilities, and config.json the thresholds."""
+    ours, folder = make_pair(HEADS["several labels"])
+    pipeline = transformers.pipeline("text-classification", model=str(folder))
+    config = pipeline.model.config
+    assert config.problem_type == "multi_label_classification"
+    assert config.thresholds == {"no": 0.5, "yes": 0.4, "?": 0.6}
+    for answer, found in zip(ours, pipeline(TEXTS, top_k=None), strict=True):
+        theirs = {each["label"]: each["score"] for each in found}
+        assert theirs == pytest.approx({n: answer[f"prob_{n}"] for n in theirs}, abs=1e-5)
+        said = [n for n, least in config.thresholds.items() if answer[f"prob_{n}"] >= least]
+        assert answer["prediction"] == said
+    assert np.ptp([answer["prob_yes"] for answer in ours]) > 0.01
 
 
 # One precision, one line for each line
@@ -313,13 +304,15 @@ def test_the_precision_of_a_model_is_that_of_its_every_answer(run):
 BLANK = {
     "labels": ("in.txt", "\nin 1912\n \n\n", [1, 3, 4], 4),
     "labels of pairs": ("in.tsv", "one\ttwo\n\t\na\t\n \t \n\tb\n", [1, 3], 4),
+    "several labels": ("in.txt", "\n\na\n", [1, 2], 3),
+    "numbers": ("in.txt", "\nb\n", [1], 2),
     "a number": ("in.jsonl", '{"text": ""}\n\n{"text": "a"}\n', [1], 2),
     "a number of pairs": ("in.csv", 'n,one,two\n7,"",""\n8,a,b\n', [1], 2),
     "tags": ("in.txt", "a boat\n\nin 1912\n", [2], 3),
     "choices": ("in.tsv", "c\t0\t1\t2\n\t\t \t\nx\ta\tb\tc\n", [1], 2),
     "spans": ("in.tsv", "question\tcontext\twhere\n\t\tx\nwho\tthe queen\ty\n", [1], 2),
 }
-COLUMNS = {"choices": ["c", "0", "1", "2", "label"], "tags": ["1", "last"]}
+COLUMNS = {"choices": (["c", "0", "1", "2"], ["label"]), "tags": (["1"], ["last"])}
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -327,7 +320,8 @@ def test_what_has_no_text_has_a_line_and_no_answer(name, toy_tokenizer, tmp_path
     file, content, blank, count = BLANK[name]
     (tmp_path / file).write_text(content)
     model = draw_finetuned(HEADS[name], "electra", toy_tokenizer)
-    facts = model.facts | ({"columns": COLUMNS[name]} if name in COLUMNS else {})
+    columns = zip(("columns", "label_columns"), COLUMNS.get(name, ()), strict=False)
+    facts = model.facts | dict(columns)
     records, rows = read_inputs(facts, tmp_path / file)
     answers = load_model(model).answer(records)
     assert len(records) == len(rows) == len(answers.records) == count
@@ -378,7 +372,7 @@ def test_columns_that_are_the_answers_own_may_be_kept(toy_tokenizer, tmp_path):
     ):
         model, path = draw_finetuned(HEADS[name], "electra", toy_tokenizer), tmp_path / "in.jsonl"
         path.write_text(json.dumps(record))
-        facts = model.facts | {"columns": ["tokens", "tags"]}
+        facts = model.facts | {"columns": ["tokens"], "label_columns": ["tags"]}
         records, rows = read_inputs(facts, path)
         answers = load_model(model).answer(records)
         (kept,) = keep_columns(rows, answers).records
@@ -538,6 +532,6 @@ def test_label_2_is_output_2_of_an_export(kind, toy_tokenizer, tmp_path):
         rows = "text\tlabel\n" + "".join(f"text {n}\t{n % 12}\n" for n in range(24))
         write_files(tmp_path, {"train.tsv": rows, "dev.tsv": rows})
     task = read("own" if kind == "classification" else "tagging", tmp_path)
-    head = Head(task.family.facts() | {"columns": list(task.columns)}, [])
+    head = Head(task.family.facts() | {"columns": list(task.columns.inputs)}, [])
     outgoing = describe_finetuned(draw_finetuned(head, "electra", toy_tokenizer))
     assert outgoing.settings["id2label"] == {str(n): str(n) for n in range(12)}

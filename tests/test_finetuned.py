@@ -474,8 +474,8 @@ def test_a_regression_exports_and_its_pipeline_answers_in_its_range(runs, tmp_pa
     model, path = read_finetuned(runs / "numbers"), runs / "numbers-data" / "dev.tsv"
     pairs = [line.split("\t")[1:3] for line in path.read_text().splitlines()[1:]]
     asked = [{"text": first, "text_pair": second} for first, second in pairs]
-    for name, label_range in (("usual", [0.0, 5.0]), ("shifted", [-1.0, 2.0])):
-        each = dataclasses.replace(model, facts=model.facts | {"label_range": label_range})
+    for name, of_labels in (("usual", [0.0, 5.0]), ("shifted", [-1.0, 2.0])):
+        each = dataclasses.replace(model, facts=model.facts | {"ranges": [of_labels]})
         (tmp_path / name).mkdir()
         write_plain(tmp_path / name, describe_finetuned(each))
         theirs = load(transformers.AutoModelForSequenceClassification, tmp_path / name)
@@ -485,7 +485,7 @@ def test_a_regression_exports_and_its_pipeline_answers_in_its_range(runs, tmp_pa
         assert {one["label"] for one in found} == {"score"}
         numbers = [one["prediction"] for one in ask(each, path).records]
         assert [one["score"] for one in found] == pytest.approx(numbers, abs=1e-4)
-    assert model.facts["label_range"] == [0.0, 5.0]
+    assert model.facts["ranges"] == [[0.0, 5.0]]
 
 
 def test_a_tagger_exports_and_its_pipeline_answers_alike(runs, sentences, tmp_path):

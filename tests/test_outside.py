@@ -47,7 +47,7 @@ BODY = Body(HalvedConfig, TokenEmbeddings, RotaryPlaces, Halved, ends_with_norm=
 class Shouting(Classification):
     @classmethod
     def read_task(cls, name, data, config):
-        task = read_own_task(data, config.own)
+        task = read_own_task(name, data, config)
         return dataclasses.replace(task, name=name, family=cls(**vars(task.family)))
 
     def facts(self):

@@ -30,12 +30,16 @@ FORMATS = (
 )
 BODIES = ("electra", "modernbert", "deberta-v2")
 FACTS = {
-    **{"labels": ["a", "b", "c"], "label_range": None, "columns": ["one", "two", "label"]},
+    **{"labels": ["a", "b", "c"], "thresholds": [0.5] * 3, "columns": ["one", "two"]},
+    **{"names": ["score"], "ranges": [[0.0, 1.0]]},
     **{"num_choices": 3, "begin": "", "head": "plain", "null_threshold": 0.0, "task": "own"},
 }
+LAYER = {"dense.weight": torch.zeros(1, 1), "dense.bias": torch.zeros(1)}
 FAMILIES = {
-    restore_family({**FACTS, "family": name}).as_transformers({}).kind: name for name in REGISTERED
+    restore_family({**FACTS, "family": name}).as_transformers(LAYER).kind: name
+    for name in reversed(REGISTERED)
 }
+"""A family for each kind: the first of those that have it."""
 PRETRAINING = {"": None, "PreTraining": DiscriminatorHead}
 PRETRAINING |= {"MaskedLM": GeneratorHead, "CausalLM": GeneratorHead}
 PREDICTS = {"": "", "PreTraining": "replaced", "MaskedLM": "tokens", "CausalLM": "next"}

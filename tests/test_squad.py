@@ -12,7 +12,7 @@ from refusals import refuse
 from test_family import draw_question
 
 from electra.model.task_heads import span_loss
-from electra.tasks.family import Task
+from electra.tasks.family import Columns, Task
 from electra.tasks.squad import (
     MAX_ANSWER,
     SpanExtraction,
@@ -313,7 +313,7 @@ def test_a_collapse_is_told(toy_tokenizer, unanswerable, reference, is_told):
 
 def test_columns_of_a_file_without_columns_are_refused():
     read = SpanExtraction("beam").read_inputs
-    refuse("has no columns", read, Path("dev.json"), ["question", "context"], [])
+    refuse("has no columns", read, Path("dev.json"), ["question", "context"], Columns())
 
 
 def test_one_and_the_same_answer_is_told(toy_tokenizer):

@@ -12,13 +12,15 @@ from tasks import ignore, small_finetune, write_files
 from electra.finetuning.loop import finetune
 from electra.finetuning.submit import SUBMISSION_FILES, submit
 from electra.tasks.choice import MultipleChoice
-from electra.tasks.classification import Classification, Example
+from electra.tasks.classification import Classification
 from electra.tasks.glue import GLUE
 from electra.tasks.predictions import average, predictions_name, read_predictions
+from electra.tasks.regression import Regression
 from electra.tasks.rows import Rows
+from electra.tasks.texts import Example
 
 UNKNOWN = torch.full((3,), -1)
-NO_NUMBER = torch.full((3,), torch.nan)
+NO_NUMBER = torch.full((3, 1), torch.nan)
 SPLITS = {"mnli": ("test", "test_mismatched", "diagnostic")}
 
 
@@ -27,8 +29,8 @@ def logits(*probs):
 
 
 def write_answers(folder, split, labels, gold, values):
-    outputs = {"logits": values if labels else values[:, None]}
-    Classification((), labels).write_predictions(folder, split, rows_of(gold), outputs)
+    family = Classification((), labels) if labels else Regression(ranges=((0.0, 1.0),))
+    family.write_predictions(folder, split, rows_of(gold), {"logits": values.view(len(gold), -1)})
     return folder / predictions_name(split)
 
 
@@ -180,11 +182,12 @@ def test_predictions_come_back_as_they_were_written(tmp_path):
     labels = ("a b", 'c"', "prob_")
     probs = logits([0.2, 0.5, 0.3]).repeat(2, 1)
     read = read_predictions(write_answers(tmp_path, "x", labels, torch.tensor([2, -1]), probs))
-    assert (read.labels, read.gold, read.answers) == (labels, ("prob_", ""), [1, 1])
+    assert (read.labels, read.gold) == (labels, (("prob_",), ("",)))
     assert read.values[1].tolist() == pytest.approx([0.2, 0.5, 0.3])
-    gold, predicted = torch.tensor([1.5, torch.nan]), torch.tensor([-2.0, torch.nan])
+    gold, predicted = torch.tensor([[1.5], [torch.nan]]), torch.tensor([-2.0, torch.nan])
     numbers = read_predictions(write_answers(tmp_path, "y", (), gold, predicted))
-    assert (numbers.labels, numbers.gold, numbers.answers[0]) == ((), ("1.5", ""), -2.0)
+    assert (numbers.labels, numbers.gold) == ((), (("1.5",), ("",)))
+    assert numbers.values[0] == -2.0
     refuse("of different items or labels", lambda: average([read, numbers]))
 
 
@@ -193,8 +196,8 @@ MEANS = {
     "labels": (Classification(("accuracy", "f1"), ("n", "y")), [0, 1, 1], TWO, [1.0, 1.0]),
     # means 0.3 0.3 0.7, whose correlation with 0 0.5 1 is that of 0 0 1 with -1 0 1
     "numbers": (
-        Classification(("pearson",), label_range=(-1.0, 3.0)),
-        [0.0, 0.5, 1.0],
+        Regression(("pearson",), ranges=((-1.0, 3.0),)),
+        [[0.0], [0.5], [1.0]],
         [torch.tensor([[0.5], [0.0], [1.0]]), torch.tensor([[0.1], [0.6], [0.4]])],
         [3**0.5 / 2],
     ),

@@ -10,6 +10,7 @@ from seqeval.metrics import accuracy_score
 from seqeval.metrics.sequence_labeling import get_entities
 from seqeval.metrics.sequence_labeling import precision_recall_fscore_support as by_seqeval
 from seqeval.scheme import BILOU, IOB1, IOB2, IOBES, Entities
+from tasks import read
 
 from electra.tasks.family import Task
 from electra.tasks.rows import Rows, make_batch
@@ -22,7 +23,6 @@ from electra.tasks.tagging import (
     count_entities,
     cut_word_windows,
     find_entities,
-    read_tagging_task,
     sum_counts,
     write_tags,
 )
@@ -137,7 +137,7 @@ def test_no_word_is_lost_or_scored_twice(toy_tokenizer, sequence_length):
     reason=f"no CoNLL-2003, or no vocabulary of BERT's, in {DATA}",
 )
 def test_conll_2003_is_read_whole_and_every_word_scored_once():
-    task = read_tagging_task(DATA / "conll2003")
+    task = read("tagging", DATA / "conll2003")
     counts = {split: len(each) for split, each in task.examples.items()}
     assert counts == {"train": 14041, "dev": 3250, "test": 3453}
     tokenizer = Tokenizer.load(VOCABULARY)
@@ -147,9 +147,9 @@ def test_conll_2003_is_read_whole_and_every_word_scored_once():
             assert int((labels >= 0).sum()) == sum(len(each.words) for each in task.examples[split])
             outputs = {"logits": F.one_hot(labels.clamp(min=0), 9)}
             assert set(task.family.score(rows, outputs).values()) == {1.0}
-    pos = read_tagging_task(DATA / "conll2003", tag_column=2)
+    pos = read("tagging", DATA / "conll2003", "tagging.tag_column=2")
     assert (len(pos.family.labels), pos.family.metrics) == (45, ("accuracy",))
-    chunks = read_tagging_task(DATA / "conll2003", tag_column=3)
+    chunks = read("tagging", DATA / "conll2003", "tagging.tag_column=3")
     assert {"B-NP", "I-VP"} < set(chunks.family.labels)
 
 
@@ -160,7 +160,7 @@ def test_a_rare_tag_that_train_lacks_counts_as_wrong(tmp_path, toy_tokenizer, ta
     text = "".join(f"a {each}\n\n" for each in seen * 100)
     (tmp_path / "train.txt").write_text(text)
     (tmp_path / "dev.txt").write_text(text.removesuffix(f"{seen[1]}\n\n") + f"{tag}\n")
-    task = read_tagging_task(tmp_path)
+    task = read("tagging", tmp_path)
     assert task.notes[0].endswith(f"'{tag}'; words with such tags count as wrong: 1 of 200")
     rows = task.encode(toy_tokenizer, 16)["dev"]
     logits = F.one_hot(rows.targets["labels"].clamp(min=0), len(task.family.labels))

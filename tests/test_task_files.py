@@ -16,11 +16,11 @@ from tasks import PowerCut, cut_at, ignore, read, small_finetune, write_files
 from electra.assignments import override
 from electra.finetuning.loop import finetune
 from electra.tasks.choice import ChoiceQuestion
-from electra.tasks.classification import Example
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.registry import read_inputs, read_task
 from electra.tasks.squad import SpanQuestion, read_questions
 from electra.tasks.tagging import TaggedSentence
+from electra.tasks.texts import Example
 from electra.text.table_files import read_table, read_text_lines
 
 DATA = Path(__file__).parents[2] / "shared/data"
@@ -79,7 +79,7 @@ def test_own_columns_are_found_by_name_and_test_needs_no_label(tmp_path):
     files = {"dev.jsonl": text, "test.tsv": 'sentence1\tsentence2\n"x\ty"\n'}
     files["train.jsonl.xz"] = lzma.compress(text.encode())
     task = read("own", write_files(tmp_path, files))
-    assert task.columns == ("sentence1", "sentence2", "label")
+    assert task.columns == (("sentence1", "sentence2"), ("label",))
     assert task.examples["train"] == task.examples["dev"]
     assert task.examples["train"][1] == Example('a "b\tc\u2028d', "e", 1)
     assert task.examples["test"] == [Example('"x', 'y"', None)]
@@ -94,12 +94,12 @@ PAIRS += [("text", "text_pair"), ("sentence1", "sentence2"), ("text", "text_b")]
 def test_the_columns_of_a_pair_are_found_by_their_names(tmp_path, pair):
     rows = [dict(zip((*pair, "idx", "label"), ("a", "b", n, n % 2), strict=True)) for n in range(4)]
     task = read("own", write_files(tmp_path, dict.fromkeys(TWO_FILES, lines(*rows))))
-    assert task.columns == (*pair, "label")
+    assert task.columns == (pair, ("label",))
     assert task.examples["train"][1] == Example("a", "b", 1)
     (note, *_) = task.notes
     assert note.startswith("columns that are not read: idx (read: ")
     chosen = read("own", tmp_path, f"own.text={pair[1]}")
-    assert chosen.columns == (pair[1], "label")
+    assert chosen.columns == (pair[1:], ("label",))
     assert f"not read: {pair[0]}, idx" in chosen.notes[0]
 
 
@@ -178,14 +178,14 @@ def test_a_regression_takes_its_range_from_train(tmp_path, toy_tokenizer):
     dev = "text,label\na,10.5\nb,-3\n"
     write_files(tmp_path, {"train.jsonl": lines(*train), "dev.csv": dev})
     task = read("own", tmp_path, "own.kind=regression")
-    assert task.family.label_range == (-2.0, 8.0)
-    assert [example.label for example in task.examples["dev"]] == [10.5, -3.0]
+    assert task.family.ranges == ((-2.0, 8.0),)
+    assert [example.label for example in task.examples["dev"]] == [(10.5,), (-3.0,)]
     assert task.family.metrics == ("spearman", "pearson")
     settings = ("own.kind=regression", "own.metric=pearson")
     assert read("own", tmp_path, *settings).family.headline == "pearson"
     rows = task.encode(toy_tokenizer, 8)
-    assert rows["train"].targets["labels"].tolist() == pytest.approx([0, 0.25, 1])
-    assert rows["dev"].targets["labels"].tolist() == pytest.approx([1.25, -0.1])
+    assert rows["train"].targets["labels"][:, 0].tolist() == pytest.approx([0, 0.25, 1])
+    assert rows["dev"].targets["labels"][:, 0].tolist() == pytest.approx([1.25, -0.1])
 
 
 QUESTION = ChoiceQuestion("a boat", ("sank", "flew", "sang"), 0)
@@ -204,7 +204,7 @@ def test_choices_are_columns_or_a_list(tmp_path):
         assert task.examples["train"] == task.examples["dev"] == [QUESTION]
         assert (task.family.num_choices, task.family.metrics) == (3, ("accuracy",))
     assert task.examples["test"] == [QUESTION._replace(label=None)]
-    assert task.columns == ("text", "options", "label")
+    assert task.columns == (("text", "options"), ("label",))
 
 
 # --- GLUE and SWAG ---
@@ -229,11 +229,11 @@ def test_sts_b_has_numbers_for_labels(tmp_path, toy_tokenizer):
     files = {"train.tsv": STS, "dev.tsv": STS, "test.tsv": UNLABELLED}
     write_files(tmp_path / "STS-B", files)
     task = read("sts-b", tmp_path)
-    assert [example.label for example in task.examples["train"]] == [4.5, 0.0]
-    assert (task.family.labels, task.family.headline) == ((), "spearman")
+    assert [example.label for example in task.examples["train"]] == [(4.5,), (0.0,)]
+    assert (task.family.ranges, task.family.headline) == (((0.0, 5.0),), "spearman")
     rows = task.encode(toy_tokenizer, 16)
-    assert rows["train"].targets["labels"].tolist() == pytest.approx([0.9, 0.0] * 2)
-    assert rows["dev"].targets["labels"].tolist() == pytest.approx([0.9, 0.0])
+    assert rows["train"].targets["labels"][:, 0].tolist() == pytest.approx([0.9, 0.0] * 2)
+    assert rows["dev"].targets["labels"][:, 0].tolist() == pytest.approx([0.9, 0.0])
     assert rows["test"].targets["labels"].isnan().all()
 
 
@@ -281,6 +281,7 @@ def test_glue_is_read_as_the_hub_has_it(tmp_path, name, has_names):
     parts = ("_matched", "_mismatched") if name == "mnli" else ("",)
     names = {"label": labels} if labels and has_names else {}
     numbers = [0.5, 5.0] if labels is None else [0, 1]
+    expected = expected if labels else [(0.5,), (5.0,)]
     for split in ("train", *(f"{kind}{each}" for kind in ("validation", "test") for each in parts)):
         given = [type(numbers[0])(-1)] * 2 if split.startswith("test") else numbers
         path = tmp_path / name / f"{split}-00000-of-00001.parquet"
@@ -293,7 +294,7 @@ def test_glue_is_read_as_the_hub_has_it(tmp_path, name, has_names):
     assert [each.label for each in task.examples["dev"]] == expected
     assert [each.label for each in task.examples["test"]] == [None, None]
     assert len(task.examples) == (6 if name == "mnli" else 3)
-    assert task.columns == (*texts, "label")
+    assert task.columns == (tuple(texts), ("label",))
     path = next((tmp_path / name).glob("validation*"))
     assert (
         task.family.read_inputs(path, [], task.columns).records[0][task.family.fields[0]]
@@ -357,7 +358,7 @@ def test_columns_are_read_into_sentences(tmp_path):
     assert [each.words for each in task.examples["dev"]] == [first.words, second.words]
     assert task.family.labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
     assert task.family.metrics == ("f1", "precision", "recall", "accuracy")
-    assert (task.name, task.epochs, task.columns) == (tmp_path.name, 3, ("1", "last"))
+    assert (task.name, task.epochs, task.columns) == (tmp_path.name, 3, (("1",), ("last",)))
     assert [path.name for path in task.files] == ["train.txt", "dev.txt"]
 
 
@@ -389,7 +390,7 @@ def test_compressed_files_and_json_lines(tmp_path):
     bill = TaggedSentence(["Bill"], ["B-PER"], [3])
     assert task.examples["train"] == [TaggedSentence(first["tokens"], first["tags"], [1, 1]), bill]
     assert task.examples["dev"] == [bill._replace(lines=[1])]
-    assert task.columns == ("tokens", "tags")
+    assert task.columns == (("tokens",), ("tags",))
 
 
 CONLLU = (
@@ -428,7 +429,7 @@ SCHEMES = {
 def test_what_is_a_word(tmp_path, text, settings, words):
     task = tagging(tmp_path, text, text, *settings)
     assert [each.words for each in task.examples["train"]] == words
-    column = task.columns[0]
+    (column,) = task.columns.inputs
     records, _ = task.family.read_inputs(tmp_path / "dev.txt", [column], task.columns)
     assert [each["tokens"] for each in records] == words
 
@@ -501,6 +502,7 @@ KINDS = {
     "classification": ({"text": "a"}, ["0", "1"], []),
     "pairs": ({"text_a": "a", "text_b": "b"}, [0, 1], []),
     "regression": ({"text": "a"}, [0, 2.5], ["own.kind=regression"]),
+    "sets": ({"text": "a"}, [["x"], ["x", "y"]], ["own.kind=multi_label"]),
     "choice": ({"text": "a", "o": ["b", "c"]}, [0, 1], ["own.kind=choice", "own.choices=o"]),
 }
 
@@ -515,7 +517,7 @@ def test_what_has_no_labels_is_answered_and_not_scored(tmp_path, toy_tokenizer, 
         task = read("own", write_files(tmp_path, files), *settings)
         assert [each.label for each in task.examples["test"]] == [None, None]
         rows = task.encode(toy_tokenizer, 16)["test"]
-        logits = torch.zeros(2, len(task.family.labels) or 1)
+        logits = torch.zeros(2, 1 if "regression" in str(settings) else len(task.family.labels))
         assert task.family.score(rows, {"logits": logits}) == {}
         if unknown != "":
             (tmp_path / "dev.jsonl").write_text(lines(record, record))
@@ -628,7 +630,12 @@ def test_a_csv_may_have_another_separator(tmp_path):
     assert [each.text_a for each in task.examples["train"]] == ["a; b, c", "d", "e\nf", "g"]
     records, _ = task.family.read_inputs(tmp_path / "dev.csv", [], task.columns, ";")
     assert records[0] == {"text": "a; b, c"}
-    facts = task.family.facts() | {"task": "own", "columns": task.columns, "separator": ";"}
+    facts = task.family.facts() | {
+        "task": "own",
+        "columns": ["text"],
+        "label_columns": ["label"],
+        "separator": ";",
+    }
     write_files(tmp_path, {"new.csv": "text,id\na;b,1\n", "one.csv": "text\na, b\n"})
     rows = [{"text": "a;b", "id": "1"}]
     assert read_inputs(facts, tmp_path / "new.csv") == ([{"text": "a;b"}], rows)
@@ -805,7 +812,7 @@ BAD_FILES = {
          "train.jsonl line 2: the label '\\t' must be printable"),
         ({"train.csv": 'text,label\n"b\nc",y\n"d"e,x\n', "dev.tsv": DEV}, "line 4: not valid CSV"),
         ({"train.csv": "text,text,label\na,b,x\n", "dev.tsv": DEV}, "two columns are named"),
-        (change(NUMBERS, "train.csv", "b,2", "b,inf"), "line 3: the label must be", REGRESSION),
+        (change(NUMBERS, "train.csv", "b,2", "b,inf"), "line 3: 'label' must be", REGRESSION),
         (change(NUMBERS, "train.csv", "b,2", "b,1_000"), "a number, not '1_000'", REGRESSION),
         (change(NUMBERS, "dev.csv", "a,1", "a,-1e39"), "dev.csv line 2: the label", REGRESSION),
         (change(NUMBERS, "train.csv", "b,2", "b,1.000000001"), "'label' is 1 in fl", REGRESSION),
@@ -924,7 +931,7 @@ def test_a_file_says_what_the_settings_would(weather):
     same = read("own", weather / "data", *settings)
     assert (task.name, task.examples, task.family) == ("weather", same.examples, same.family)
     assert task.examples["train"][:2] == [Example("fine day", None, 1), Example("bad day", None, 0)]
-    assert task.family.metrics == ("mcc", "accuracy", "f1")
+    assert task.family.metrics == ("mcc", "accuracy", "f1", "macro_f1")
     assert [path.name for path in task.files] == ["weather.toml", "all.csv", "dev.csv"]
 
 

@@ -7,10 +7,11 @@ import torch
 
 from electra.tasks import rows
 from electra.tasks.choice import ChoiceQuestion, MultipleChoice
-from electra.tasks.classification import Classification, Example
+from electra.tasks.classification import Classification
 from electra.tasks.family import Task
 from electra.tasks.predictions import score
 from electra.tasks.rows import choose_batches, cut_pair, encode_texts, make_batch, pack_row
+from electra.tasks.texts import Example
 from electra.tokenizing.formats import SPECIAL_TOKENS
 from electra.tokenizing.tokenizer import Tokenizer
 

@@ -28,7 +28,7 @@ class Finetuned(SavedModel):
 
     seed: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
-    """"task", "family", "columns", and the arguments of `Family.from_facts`."""
+    """"task", "family", "columns" and "label_columns", and what else `Family.from_facts` reads."""
     config: FinetuneConfig = field(default_factory=FinetuneConfig)
     """The resolved settings of the fine-tuning."""
 
@@ -63,7 +63,8 @@ def find_seed(run: Path, seed: int | None = None, *, verify: bool = False) -> Sa
     read_manifest(run)  # which refuses another format
     results = read_results(run, "metric")
     with refuse_unlike(f"{run} is not a folder that `electra finetune` wrote"):
-        seeds, columns = results["seeds"] | results.get("replacements", {}), results["columns"]
+        seeds = results["seeds"] | results.get("replacements", {})
+        columns = {name: results[name] for name in ("columns", "label_columns")}
         headlines = {int(n): each["scores"][results["metric"]] for n, each in seeds.items()}
         config = from_dict(FinetuneConfig, read_object(run / "config.json", Begun)["config"])
     if seed is None:
@@ -77,7 +78,7 @@ def find_seed(run: Path, seed: int | None = None, *, verify: bool = False) -> Sa
     facts = read_object(folder / "config.json")
     with refuse_unlike(f"{folder / 'config.json'} is not the config of a fine-tuned model"):
         sizes, task = from_dict(EncoderConfig, facts["encoder"]), str(facts["task"])
-    facts |= {"task": task, "columns": columns, "separator": config.own.between}
+    facts |= {"task": task, **columns, "separator": config.own.between}
     return SavedSeed(run, folder, seed, sizes, config, facts)
 
 

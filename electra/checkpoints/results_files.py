@@ -55,6 +55,7 @@ class Results(TypedDict, total=False):
     after: str
     from_scratch: bool
     columns: list[str]
+    label_columns: list[str]
     majority: dict[str, float | None]
     num_examples: dict[str, Count]
     num_items: dict[str, Count]

@@ -1,8 +1,8 @@
 """finetune, and submit, which sends what it answered to GLUE."""
 
 import dataclasses
-from collections import Counter
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -107,14 +107,11 @@ def finetune(
 
 def _print_plan(job: "Job", rest: str) -> None:
     """Print what was found of a task, and what would be done."""
-    from electra.tasks.classification import Classification
-
     question = job.task
-    files, columns = ", ".join(map(str, question.files)), ", ".join(question.columns)
+    files, columns = ", ".join(map(str, question.files)), ", ".join(chain(*question.columns))
     found = ", ".join(f"{len(each):,} in {split}" for split, each in question.examples.items())
-    if isinstance(question.family, Classification) and (names := question.family.labels):
-        counts = Counter(names[each.label] for each in question.examples["train"]).most_common()
-        told = [f"{name} {count:,}" for name, count in counts]
+    if counts := question.family.tally(question.examples["train"]):
+        told = [f"{name} {count:,}" for name, count in counts.most_common()]
         told[MAX_LABELS:] = [f"and {len(told) - MAX_LABELS} more"] * (len(told) > MAX_LABELS)
         found = f"{found}; labels of train: {', '.join(told)}"
     for note in question.notes:

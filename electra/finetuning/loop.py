@@ -36,6 +36,7 @@ from electra.finetuning.results import (
 from electra.finetuning.start import Job, TaskRows, encode_task, read_job
 from electra.model.forms import choose_layers
 from electra.tasks.config import FinetuneConfig
+from electra.tasks.family import Family
 from electra.tasks.rows import Outputs, choose_batches, make_batch
 from electra.training.config import OptimizerConfig
 from electra.training.distributed import joined, wait_for_all
@@ -155,7 +156,7 @@ def train_seed(
     Source: section 3.1, appendix B and Table 7; run_finetuning.py, whose loss is the sum over the
     batch (mode reference).
     """
-    config, family, dev = job.config, job.task.family, rows.splits["dev"]
+    config, dev = job.config, rows.splits["dev"]
     training = Training(job, rows, machine, seed)
     history: list[dict[str, Any]] = []
     best: Scored | None = None
@@ -164,6 +165,7 @@ def train_seed(
         if config.score_epochs == "last" and epoch < training.epochs:
             continue
         outputs = run_network(training.model, dev, machine.device)
+        family = job.task.family.fit_to_dev(dev, outputs)
         scores = family.score(dev, outputs)
         history.append({"epoch": epoch, "train_loss": finite(train_loss), "scores": scores})
         progress({"part": "dev", "seed": seed, **history[-1]})
@@ -174,7 +176,7 @@ def train_seed(
         ):
             named = training.model.named_parameters() if config.keep_epoch == "best" else ()
             weights = {name: each.detach().clone() for name, each in named}
-            best = Scored(epoch, scores, outputs, weights)
+            best = Scored(epoch, family, scores, outputs, weights)
 
     assert best is not None
     if best.weights:
@@ -185,6 +187,7 @@ def train_seed(
         if split not in ("train", "dev")
     }
     restore_tokens(training.model, training.whole_table, rows.token_ids)
+    training.model.family = best.family
     record = describe_seed(training, rows, history, best, outputs_of)
     return SeedRun(training.model, outputs_of, record)
 
@@ -193,6 +196,8 @@ class Scored(NamedTuple):
     """An epoch after which dev was scored."""
 
     epoch: int
+    family: Family
+    """With what dev decides."""
     scores: dict[str, float]
     outputs: Outputs
     """For dev."""
@@ -273,7 +278,7 @@ def describe_seed(
     outputs_of: dict[str, Outputs],
 ) -> dict[str, Any]:
     """Return the content of a seed's results.json."""
-    family, train, dev = training.job.task.family, rows.splits["train"], rows.splits["dev"]
+    family, train, dev = best.family, rows.splits["train"], rows.splits["dev"]
     last_loss = torch.stack(list(training.last_losses)).mean().item()
     chance = family.find_constant(train, dev).loss
     notes = [family.describe_collapse(dev, best.outputs)]

@@ -178,7 +178,7 @@ def is_trained(folder: Path) -> bool:
 
 def write_seed(folder: Path, run: SeedRun, job: Job, rows: TaskRows) -> None:
     """Write the folder of a seed: model, predictions, results."""
-    family = job.task.family
+    family = run.model.family
     with new_folder(folder) as incomplete:
         model = incomplete / "model"
         model.mkdir()
@@ -227,7 +227,8 @@ def describe_job(job: Job, rows: TaskRows, start: Path, machine: Machine) -> dic
         "task": task.name,
         "metric": task.family.headline,
         **task.family.facts(),
-        "columns": list(task.columns),
+        "columns": list(task.columns.inputs),
+        "label_columns": list(task.columns.labels),
         "num_examples": {split: len(examples) for split, examples in task.examples.items()},
         "num_items": {split: len(each) for split, each in splits.items()},
         "num_cut": {split: each.num_cut for split, each in splits.items()},

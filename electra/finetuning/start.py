@@ -63,6 +63,10 @@ def encode_task(task: Task, pretrained: SavedModel, config: FinetuneConfig) -> T
     if config.train_examples:
         task = task.draw(config.train_examples)
     splits = task.encode(pretrained.tokenizer, config.sequence_length)
+    if config.class_weights == "balanced":
+        train = splits["train"]
+        targets = {**train.targets, "weights": task.family.weigh(train)}
+        splits["train"] = dataclasses.replace(train, targets=targets)
     return TaskRows(*reduce_vocabulary(splits, pretrained.tokenizer.vocab_size))
 
 
@@ -80,6 +84,11 @@ def fit_to_start(
         length <= longest,
         f"sequence_length {length} is more than the {longest} tokens that {source} was trained on; "
         "positions beyond them were never trained",
+    )
+    require(
+        config.class_weights == "none" or task.family.weighs_classes,
+        f"class_weights is for one label or several labels a text, not for {task.name}; leave it "
+        "out",
     )
     usual = finetune_preset(pretrained.encoder)
     is_pooled = task.family.pools and not layers

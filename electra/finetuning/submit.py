@@ -122,7 +122,7 @@ def _answer(
     read = [_read_split(folder / f"seed-{seed}", split, results["num_items"]) for seed in seeds]
     together, limits = average(read), GLUE[task].label_range
     said = (
-        [together.labels[place] for place in together.answers]
+        [together.labels[place] for place in together.values.argmax(axis=1)]
         if limits is None
         else [f"{number:.3f}" for number in together.values[:, 0].clip(*limits)]
     )

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from electra.errors import UserError, require
 from electra.model.config import EncoderConfig
 from electra.model.task_heads import ClassifierHead
-from electra.tasks.classification import Labelled, read_labels
+from electra.tasks.classification import Labelled, read_names
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import (
+    Columns,
     Constant,
     Inputs,
     Record,
@@ -73,11 +74,11 @@ class MultipleChoice(Labelled):
         return question
 
     def read_inputs(
-        self, path: Path, columns: Sequence[str], trained: Sequence[str], separator: str = ""
+        self, path: Path, columns: Sequence[str], trained: Columns, separator: str = ""
     ) -> Inputs:
         """Return contexts with their choices: the rows of a table."""
         table = read_table(path, separator=separator)
-        context, *rest = choose_columns(table, columns, trained[:-1])  # the last is the label's
+        context, *rest = choose_columns(table, columns, trained.inputs)
         begin = rest.pop(0) if self.begin else ""
         choices_of = _read_choices(table, rest, begin, self.num_choices, may_be_blank=True)
         contexts = table.column(context)
@@ -145,7 +146,7 @@ def read_choice_task(
     for split, parts in tables.items():
         for table in parts:
             choices_of = _read_choices(table, choices, begin, count)
-            labels = read_labels(table, split, label, tuple(map(str, range(count))))
+            labels = read_names(table, split, label, tuple(map(str, range(count))))
             read = zip(table.column(context), choices_of, labels, strict=True)
             examples.setdefault(split, []).extend(ChoiceQuestion(*each) for each in read)
     starts = [begin] if begin else []
@@ -154,7 +155,7 @@ def read_choice_task(
         MultipleChoice(count, begin),
         examples,
         files=tuple(table.path for parts in tables.values() for table in parts),
-        columns=(context, *starts, *choices, label),
+        columns=Columns((context, *starts, *choices), (label,)),
     )
 
 
@@ -198,7 +199,7 @@ def _find_mistake(choices: Sequence[str], count: int) -> str:
     return f"choice {empty[0]} is empty; every row must have {count}" if empty else ""
 
 
-def read_swag(data: Path) -> Task:
+def read_swag(name: str, data: Path, config: FinetuneConfig) -> Task:
     """Return SWAG from its folder: train.csv, val.csv and, if there is one, test.csv, or .parquet.
 
     The context is `sent1`, and a choice is `sent2`, where the second sentence begins, and an
@@ -218,4 +219,4 @@ def read_swag(data: Path) -> Task:
             names == first,
             f"{path}: {len(names)} choices a row; it must be {len(first)}, as in training",
         )
-    return read_choice_task("swag", tables, "sent1", first, "label", begin="sent2")
+    return read_choice_task(name, tables, "sent1", first, "label", begin="sent2")

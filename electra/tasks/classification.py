@@ -1,52 +1,29 @@
-"""Classification and regression of texts and pairs: the label is a name or a number."""
+"""Classification of texts and pairs: each has one of several labels."""
 
-import math
 import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from electra.errors import UserError, did_you_mean, require
-from electra.model.config import EncoderConfig
-from electra.model.task_heads import ClassifierHead, FeatureHead, PairHead
-from electra.tasks.config import FinetuneConfig
-from electra.tasks.family import (
-    PLAIN,
-    Constant,
-    Family,
-    Inputs,
-    Record,
-    WrittenHead,
-    choose_columns,
-    is_plain,
-    is_unlabelled,
-    name_outputs,
-)
+from electra.errors import did_you_mean, require
+from electra.tasks.family import Constant, Family, WrittenHead, name_outputs
 from electra.tasks.predictions import (
     PROB,
-    average,
     predictions_name,
-    read_predictions,
+    read_ensemble,
     score,
     write_predictions,
 )
-from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_rows
-from electra.text.table_files import TableFile, read_table, read_texts
-from electra.text.tables import TABLE_FORMATS, require_format
-from electra.tokenizing.tokenizer import Tokenizer
-
-IDENTITY = {"activation_fn": "torch.nn.modules.linear.Identity", "version": "5.0.0"}
-"""What sentence-transformers' CrossEncoder reads in config.json; without it, a single output goes
-through a sigmoid there."""
-
+from electra.tasks.rows import Outputs, Rows, TaskBatch
+from electra.tasks.texts import Example, Texts, read_cells
+from electra.text.table_files import TableFile
 
 RIGHT_TOLERANCE = 1e-4
 """Relative difference of a number and what `write_predictions` keeps of it."""
@@ -63,27 +40,24 @@ def order_labels(names: Iterable[str]) -> tuple[str, ...]:
 
 
 class Labelled(Family):
-    """A family whose every item, or every word of an item, has one label or one number.
+    """A family whose every item, or every word of an item, has one label.
 
-    The target is "labels"; the output is "logits", a number for each label.
+    The target is "labels", and if classes are weighted "weights"; the output is "logits", a number
+    for each label.
     """
-
-    label_range: tuple[float, float] | None = None
-    """Smallest and largest label of a regression; None: the labels are names."""
 
     @property
     @abstractmethod
     def labels(self) -> tuple[str, ...]:
-        """Names of the labels; empty for a regression."""
+        """Names of the labels."""
 
     def judged(self, rows: Rows, values: Tensor) -> Tensor:
         """Return those of the items' labels or answers that are scored: by default all."""
         return values
 
     def decide(self, rows: Rows, outputs: Outputs) -> Tensor:
-        """Return the most likely labels, or the numbers predicted in [0, 1]."""
-        logits = outputs["logits"]
-        return self.judged(rows, logits.argmax(dim=-1)) if self.labels else logits.squeeze(1)
+        """Return the most likely labels."""
+        return self.judged(rows, outputs["logits"].argmax(dim=-1))
 
     def measure(self, rows: Rows, decided: Sequence[float]) -> dict[str, float]:
         """Return the metrics of what was decided; empty if the labels are unknown."""
@@ -93,24 +67,24 @@ class Labelled(Family):
         return score(self.metrics, labels, decided, len(self.labels))
 
     def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
-        """Return the mean cross-entropy, nats, or the mean squared error on [0, 1]."""
-        logits, labels = outputs["logits"], batch.targets["labels"]
-        if self.labels:
-            return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-1)
-        return F.mse_loss(logits.squeeze(1), labels)
+        """Return the mean cross-entropy, nats; of weighted classes that times their weights."""
+        logits, labels = outputs["logits"].flatten(0, -2), batch.targets["labels"].flatten()
+        if "weights" in batch.targets:
+            losses = F.cross_entropy(logits, labels, reduction="none")
+            return (losses * batch.targets["weights"]).mean()
+        return F.cross_entropy(logits, labels, ignore_index=-1)
 
     def score(self, rows: Rows, outputs: Outputs) -> dict[str, float]:
         """Return the metrics as fractions; empty if the labels are unknown."""
         return self.measure(rows, self.decide(rows, outputs).tolist())
 
     def score_ensemble(self, folders: Sequence[Path]) -> dict[str, float]:
-        """Return the scores on dev of the mean of the probabilities or numbers in the files."""
-        together = average([read_predictions(each / predictions_name("dev")) for each in folders])
-        if not np.isfinite(together.values).all():
+        """Return the scores on dev of the mean of the probabilities in the files."""
+        together = read_ensemble(folders)
+        if together is None:
             return {}
-        names = together.labels
-        gold = [names.index(each) if names else float(each) for each in together.gold]
-        return score(self.metrics, gold, together.answers, len(names))
+        gold = [together.labels.index(label) for (label,) in together.gold]
+        return score(self.metrics, gold, together.values.argmax(axis=1).tolist(), len(self.labels))
 
     def read_answers(self, folder: Path, split: str) -> list[dict[str, Any]]:
         """Return the predictions, and the probability of each label."""
@@ -132,35 +106,31 @@ class Labelled(Family):
         return score(self.metrics, gold, said, len(self.labels))
 
     def find_constant(self, train: Rows, dev: Rows) -> Constant:
-        """Return loss and scores of always predicting train's most frequent label, or its mean."""
+        """Return loss and scores of always predicting train's most frequent label."""
         labels = self.judged(train, train.targets["labels"])
-        count = len(self.judged(dev, dev.targets["labels"]))
-        if not self.labels:
-            constant = self.measure(dev, [labels.mean().item()] * count)
-            return Constant(labels.var(unbiased=False).item(), constant)
         counts = Counter(labels.tolist())
-        shares = torch.tensor([each / len(labels) for each in counts.values()])
-        constant = self.measure(dev, [counts.most_common(1)[0][0]] * count)
-        return Constant(torch.special.entr(shares).sum().item(), constant)
+        frequent = counts.most_common(1)[0][0]
+        weights = train.targets.get("weights")
+        sums = labels.new_zeros(0) if weights is None else labels.bincount(weights)
+        each = counts.values() if weights is None else sums[sums > 0].tolist()
+        shares = torch.tensor([count / len(labels) for count in each])
+        count = len(self.judged(dev, dev.targets["labels"]))
+        scores = self.measure(dev, [frequent] * count)
+        return Constant(torch.special.entr(shares).sum().item(), scores)
 
     def describe_collapse(self, dev: Rows, outputs: Outputs) -> str | None:
         """Return a note if all predictions are the same but the labels are not."""
         predicted = self.decide(dev, outputs).unique()
         if len(predicted) > 1 or len(self.judged(dev, dev.targets["labels"]).unique()) == 1:
             return None
-        [answer] = [self.labels[int(predicted)]] if self.labels else self._unscale(predicted)
-        return f"every dev prediction is {answer!r}"
+        return f"every dev prediction is {self.labels[int(predicted)]!r}"
 
     def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
         """Write label and prediction of each item, and the probability of each label."""
-        gold = rows.targets["labels"]
-        labels = (
-            [[*self.labels, ""][label] for label in gold.tolist()]  # label -1 is unknown
-            if self.labels
-            else ["" if math.isnan(label) else label for label in self._unscale(gold)]
-        )
+        names = [*self.labels, ""]  # label -1 is unknown
+        gold = [{"label": names[label]} for label in rows.targets["labels"].tolist()]
         answers = self.describe_answers(rows, outputs)
-        write_predictions(folder / predictions_name(split), labels, answers)
+        write_predictions(folder / predictions_name(split), gold, answers)
 
     def describe_blank(self, example: Any) -> dict[str, Any]:
         """Return no `prediction` and no probabilities."""
@@ -168,209 +138,68 @@ class Labelled(Family):
 
     def describe_answers(self, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
         """Return the `prediction` for each item, and the probability of each label."""
-        decided = self.decide(rows, outputs)
-        if not self.labels:
-            return [{"prediction": each} for each in self._unscale(decided)]
-        names, shares_of = [PROB + label for label in self.labels], outputs["logits"].softmax(dim=1)
-        answers = []
-        for guess, shares in zip(decided.tolist(), shares_of.tolist(), strict=True):
-            probs = zip(names, (round(share, 6) for share in shares), strict=True)
-            answers.append({"prediction": self.labels[guess], **dict(probs)})
-        return answers
-
-    def _unscale(self, numbers: Tensor) -> list[float]:
-        """Return numbers in [0, 1] on the scale of the labels, to a ten-thousandth of it."""
-        least, greatest = self.label_range or (0.0, 1.0)
-        num_digits = max(4, 4 - math.floor(math.log10(greatest - least)))
-        return [round(least + (greatest - least) * each, num_digits) for each in numbers.tolist()]
+        decided, shares_of = self.decide(rows, outputs).tolist(), outputs["logits"].softmax(dim=1)
+        return [
+            {"prediction": self.labels[guess], **name_probs(self.labels, shares)}
+            for guess, shares in zip(decided, shares_of.tolist(), strict=True)
+        ]
 
 
-class Example(NamedTuple):
-    """A text or a pair of texts, and its label."""
-
-    text_a: str
-    text_b: str | None
-    label: int | float | None
-    """Index of the label's name, or the number itself; None if it is unknown."""
+def name_probs(labels: Sequence[str], probs: Sequence[float]) -> dict[str, float]:
+    """Return the probability of each label under the name of its column."""
+    return {PROB + label: round(prob, 6) for label, prob in zip(labels, probs, strict=True)}
 
 
 @dataclass(frozen=True)
-class Classification(Labelled):
-    """Texts or pairs with one of `labels`, or of a regression with a number in `label_range`."""
+class Classification(Texts, Labelled):
+    """Texts or pairs with one of `labels`."""
 
-    reads_features: ClassVar[bool] = True
-    pools: ClassVar[bool] = True
+    weighs_classes: ClassVar[bool] = True
 
-    metrics: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
-    label_range: tuple[float, float] | None = None
-    has_pairs: bool = False
-    """Whether an example is a pair of texts."""
-    number: str = field(default="number", compare=False)
-    """What an export calls the number of a regression."""
 
     @property
-    def fields(self) -> tuple[str, ...]:
-        """One text or two."""
-        return ("text_a", "text_b") if self.has_pairs else ("text",)
+    def num_outputs(self) -> int:
+        """One for each label."""
+        return len(self.labels)
 
-    def parse(self, record: Record) -> Example:
-        """Return {"text": ...}, or {"text_a": ..., "text_b": ...} of pairs, as an example."""
-        if self.has_pairs:
-            return Example(record.text("text_a"), record.text("text_b"), None)
-        return Example(record.text("text"), None, None)
+    def encode_labels(self, labels: Sequence[int | None]) -> Tensor:
+        """Return the indices (N,) of labels; -1 where they are unknown."""
+        return torch.tensor([-1 if each is None else each for each in labels])
 
-    def read_inputs(
-        self, path: Path, columns: Sequence[str], trained: Sequence[str], separator: str = ""
-    ) -> Inputs:
-        """Return the rows of a table, or the lines of plain text."""
-        trained = trained[:-1]  # the last is the label's
-        if is_plain(path):
-            require(
-                len(trained) == 1 and not columns,
-                f"{path} is plain text, a text a line; {' and '.join(columns or trained)} must be "
-                f"columns of a {', '.join(TABLE_FORMATS)} file",
-            )
-            lines = [{"text": line} for line in read_texts(path)]
-            return Inputs(lines, lines)
-        require_format(path, (PLAIN, *TABLE_FORMATS))
-        table = read_table(path, separator=separator)
-        texts = [table.column(each) for each in choose_columns(table, columns, trained)]
-        found = [dict(zip(self.fields, each, strict=True)) for each in zip(*texts, strict=True)]
-        return Inputs(found, table.rows)
+    def weigh(self, train: Rows) -> Tensor:
+        """Return a weight (N,) for each item: the mean count of a label over that of its own."""
+        labels = train.targets["labels"]
+        counts = labels.bincount().float()
+        return counts.sum() / ((counts > 0).sum() * counts[labels])
 
-    def encode(
-        self, examples: Sequence[Example], tokenizer: Tokenizer, sequence_length: int
-    ) -> Rows:
-        """Return each example as one row of at most `sequence_length` tokens.
-
-        A label is an index, -1 if it is unknown; of a regression a number in [0, 1], or NaN.
-        """
-        firsts = encode_texts(tokenizer, [each.text_a for each in examples], sequence_length)
-        pairs = [each.text_b for each in examples if each.text_b is not None]
-        seconds = iter(encode_texts(tokenizer, pairs, sequence_length))
-        texts = [
-            (first, None if each.text_b is None else next(seconds))
-            for each, first in zip(examples, firsts, strict=True)
-        ]
-        unknown = -1 if self.label_range is None else math.nan
-        numbers = [unknown if each.label is None else each.label for each in examples]
-        if self.label_range is not None:
-            least, greatest = self.label_range
-            numbers = [(number - least) / (greatest - least) for number in numbers]
-        labels = torch.tensor(numbers)
-        return pack_rows(texts, {"labels": labels}, tokenizer, sequence_length, examples)
-
-    def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
-        """Return a linear layer on one state of a row or on those of two texts, or BiLSTMs."""
-        size, num_logits = sizes.hidden_size, len(self.labels) or 1
-        drop = config.dropout_prob
-        if config.features.layers:
-            return FeatureHead(size, num_logits, config.features, of="row", dropout_prob=drop)
-        if config.pooling == "segments" and self.has_pairs:
-            return PairHead(size + sizes.embedding_size, num_logits, drop)
-        pooling = "mean" if config.pooling == "segments" else config.pooling
-        return ClassifierHead(sizes, num_logits, drop, pooling)
-
-    def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
-        """Return logits (B, labels), or the number predicted (B, 1)."""
-        rows = states, batch.attention_mask
-        if isinstance(head, PairHead):
-            assert batch.token_type_ids is not None
-            return {"logits": head(*rows, batch.token_type_ids)}
-        return {"logits": head(*rows)}
+    def tally(self, examples: Sequence[Example]) -> Counter[str]:
+        """Return the number of examples of each label."""
+        return Counter(self.labels[each.label] for each in examples)
 
     def as_transformers(self, parameters: Mapping[str, Tensor]) -> WrittenHead:
-        """Return a sequence classifier; a regression gives numbers in the range of the labels."""
-        if self.label_range is None:
-            settings = {"problem_type": "single_label_classification", **name_outputs(self.labels)}
-            return WrittenHead("SequenceClassification", parameters, settings)
-        least, greatest = self.label_range
-        weight, bias = (parameters[f"dense.{each}"] for each in ("weight", "bias"))
-        scaled = {
-            "dense.weight": weight * (greatest - least),
-            "dense.bias": bias * (greatest - least) + least,
-        }
-        settings = {"problem_type": "regression", **name_outputs([self.number])}
-        settings["sentence_transformers"] = IDENTITY
-        return WrittenHead("SequenceClassification", {**parameters, **scaled}, settings)
+        """Return a sequence classifier."""
+        settings = {"problem_type": "single_label_classification", **name_outputs(self.labels)}
+        return WrittenHead("SequenceClassification", parameters, settings)
 
     def facts(self) -> dict[str, Any]:
         """Return the family's name and its labels."""
-        return {
-            "family": "classification",
-            "labels": list(self.labels),
-            "label_range": self.label_range,
-        }
+        return {"family": "classification", "labels": list(self.labels)}
 
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> Self:
         """Return the family of a saved model."""
-        return cls(
-            labels=tuple(facts["labels"]),
-            label_range=facts["label_range"] and tuple(facts["label_range"]),
-            has_pairs=len(facts["columns"]) > 2,  # two texts and the label
-            number=facts["columns"][-1],
-        )
+        return cls(labels=tuple(facts["labels"]), has_pairs=len(facts["columns"]) == 2)
 
 
-def read_examples(
-    table: TableFile,
-    texts: Sequence[str],
-    split: str,
-    label: str,
-    labels: tuple[str, ...] | tuple[float, float] = (),
-) -> list[Example]:
-    """Return an example for each row of a split's table, whose columns `texts` has one or two."""
-    firsts, *others = [table.column(text) for text in texts]
-    seconds = others[0] if others else [None] * len(firsts)
-    known = read_labels(table, split, label, labels)
-    return [Example(*each) for each in zip(firsts, seconds, known, strict=True)]
+def read_names(
+    table: TableFile, split: str, column: str, labels: Sequence[str]
+) -> list[int | None]:
+    """Return the index in `labels` of each cell of a column; None of a split without labels."""
+    return read_cells(table, split, column, lambda cell: find_label(cell, labels), labels)
 
 
-def read_labels(
-    table: TableFile, split: str, column: str, labels: tuple[str, ...] | tuple[float, float]
-) -> Sequence[Any]:
-    """Return the index in `labels` of each label of a column; without `labels` the numbers.
-
-    `labels` may also be the least and the greatest number. All are None if a split other than train
-    and dev has no label: the column is missing, or `is_unlabelled`.
-    """
-    labels = labels or (-math.inf, math.inf)
-    values = [row.get(column) for row in table.rows]
-    has_none = is_unlabelled(values, [label for label in labels if isinstance(label, str)])
-    if has_none and not split.startswith(("train", "dev")):
-        return [None] * len(values)
-    is_number = not isinstance(labels[0], str)
-    read = []
-    names = table.column(column, fractions=is_number)
-    require(
-        not has_none,
-        f"{table.path}: every {column!r} is {values[0]!r}, as in a file without labels; {split} "
-        "must have them",
-    )
-    for number, name in enumerate(names):
-        try:
-            read.append(_read_label(name, labels))
-        except UserError as error:
-            raise UserError(f"{table.place(number)}: {error}") from None
-    return read
-
-
-def _read_label(name: str, labels: tuple[str, ...] | tuple[float, float]) -> int | float:
-    if isinstance(labels[0], str):
-        if name not in labels:
-            raise UserError(f"unknown label {name!r}{did_you_mean(name, map(str, labels))}")
-        return labels.index(name)
-    least, greatest = (float(label) for label in labels)
-    try:
-        value = math.nan if "_" in name else float(name)  # which Python reads as 1000 in "1_000"
-    except ValueError:
-        value = math.nan
-    is_bounded = math.isfinite(least) or math.isfinite(greatest)
-    where = f" in [{least:g}, {greatest:g}]" if is_bounded else ""
-    require(
-        math.isfinite(value) and least <= value <= greatest,
-        f"the label must be a number{where}, not {name!r}",
-    )
-    return value
+def find_label(name: str, labels: Sequence[str]) -> int:
+    """Return the place of a label in `labels`; refuse an unknown one."""
+    require(name in labels, f"unknown label {name!r}{did_you_mean(name, labels)}")
+    return labels.index(name)

@@ -8,7 +8,8 @@ from electra.model.features_config import FeaturesConfig
 from electra.settings import AtLeast, Needs, Settings, Within
 
 OWN_METRICS = {
-    "classification": ("accuracy", "f1", "mcc"),
+    "classification": ("accuracy", "f1", "mcc", "macro_f1"),
+    "multi_label": ("micro_f1", "macro_f1"),
     "regression": ("spearman", "pearson"),
     "choice": ("accuracy",),
 }
@@ -25,9 +26,10 @@ class OwnTaskConfig(Settings):
 
     name: str = "own"
     """Name of the task in results and tables."""
-    kind: Literal["classification", "regression", "choice"] = "classification"
-    """classification: a text or a pair of texts has one of several labels. regression: a text or a
-    pair of texts has a number. choice: one of several texts goes with a text."""
+    kind: Literal["classification", "multi_label", "regression", "choice"] = "classification"
+    """classification: a text or a pair of texts has one of several labels. multi_label: it has any
+    number of them, also none. regression: it has a number, or several. choice: one of several texts
+    goes with a text."""
     text: str | None = None
     """Column of the text. Unset: that of a pair that train has, as for `text_b`, else the first of
     text, sentence, text_a and sentence1."""
@@ -41,7 +43,11 @@ class OwnTaskConfig(Settings):
     choices."""
     label: str = "label"
     """Column of the label; may be missing in the test file. choice: number of the correct choice,
-    from 0."""
+    from 0. regression: also several columns, separated by commas. multi_label: a column of lists,
+    or several columns, separated by commas, which say 0 or 1 for the labels that they name."""
+    label_separator: str = ""
+    """multi_label: what separates the labels in a cell of text, such as a comma. Unset: the cells
+    are lists."""
     train: str | None = None
     """Training file; a relative path is in the data folder. Unset: train.tsv, .csv, .jsonl or
     .parquet, compressed or not."""
@@ -53,15 +59,19 @@ class OwnTaskConfig(Settings):
     """Character between the columns of a .csv or .tsv; a tab may be written as \\t. Unset: the
     comma, semicolon, tab or bar that is most frequent in the first line of a .csv, and a tab in a
     .tsv."""
-    metric: Literal["accuracy", "f1", "mcc", "spearman", "pearson"] | None = None
+    metric: (
+        Literal["accuracy", "f1", "mcc", "micro_f1", "macro_f1", "spearman", "pearson"] | None
+    ) = None
     """Headline metric. Unset: the first metric of the kind in OWN_METRICS. All metrics of the kind
     are reported. f1: with two labels, that of the last one (numbers by value, names by the
-    alphabet); otherwise the macro average."""
+    alphabet); otherwise the macro average, as macro_f1 always. micro_f1: over all labels together.
+    Of several numbers each metric is the mean over them."""
 
     section = "own."
     needs = (
         Needs("kind=choice", "choices"),
         Needs("choices", "kind=choice"),
+        Needs("label_separator", "kind=multi_label"),
         Needs("text_b", "kind!=choice", "the choices go with own.text alone"),
     )
 
@@ -138,6 +148,10 @@ class FinetuneConfig(Settings):
     """Share of train that becomes the dev set if there is no dev file, such as 0.1. It follows a
     hash of the texts, so identical texts (for pairs, the first; for questions, the context) land in
     the same split."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """balanced: each label counts in the loss as much as any other, however rare it is; of several
+    labels a text, the texts with a label count as much as those without. Source: King and Zeng
+    2001, "Logistic Regression in Rare Events Data", as scikit-learn has it."""
     epochs: Annotated[int, AtLeast(0)] = 0
     """Passes over train. 0: the task's default, which is 10 for GLUE's RTE and STS-B, 2 for SQuAD,
     and 3 for all other tasks."""

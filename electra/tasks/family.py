@@ -5,8 +5,9 @@ import hashlib
 import re
 import reprlib
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -210,6 +211,13 @@ class Constant(NamedTuple):
     """Its scores on dev."""
 
 
+class Columns(NamedTuple):
+    """The columns or fields that are read of a task's files."""
+
+    inputs: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+
+
 class WrittenHead(NamedTuple):
     """A head for transformers' class of a kind."""
 
@@ -245,6 +253,8 @@ class Family(ABC):
     """Whether the head may be a FeatureHead on a frozen encoder."""
     pools: ClassVar[bool] = False
     """Whether the head reads one state of a row, which `pooling` chooses."""
+    weighs_classes: ClassVar[bool] = False
+    """Whether `weigh` can make rare labels count as much as frequent ones."""
 
     def __init_subclass__(cls) -> None:
         """Let a family inherit no `as_transformers`: its head may differ from its parent's."""
@@ -282,7 +292,7 @@ class Family(ABC):
 
     @abstractmethod
     def read_inputs(
-        self, path: Path, columns: Sequence[str], trained: Sequence[str], separator: str = ""
+        self, path: Path, columns: Sequence[str], trained: Columns, separator: str = ""
     ) -> Inputs:
         """Return the inputs in a file, one for each line or row; labels in the file are ignored.
 
@@ -327,6 +337,18 @@ class Family(ABC):
     @abstractmethod
     def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
         """Return the mean loss of a batch."""
+
+    def weigh(self, train: Rows) -> Tensor:
+        """Return the target "weights" of a balanced loss, (N, ...); they are 1 on average."""
+        raise NotImplementedError
+
+    def tally(self, examples: Sequence[Any]) -> Counter[str]:
+        """Return how many labelled examples have each label; empty where none names them."""
+        return Counter()
+
+    def fit_to_dev(self, dev: Rows, outputs: Outputs) -> Self:
+        """Return the family with what dev decides, such as thresholds; by default nothing."""
+        return self
 
     @abstractmethod
     def score(self, rows: Rows, outputs: Outputs) -> dict[str, float]:
@@ -378,7 +400,7 @@ class Family(ABC):
     @classmethod
     @abstractmethod
     def from_facts(cls, facts: dict[str, Any]) -> Self:
-        """Return the family of a saved model, from its `facts`, the "task" and its "columns"."""
+        """Return the family of a saved model: of its `facts`, "task" and input "columns"."""
 
     @abstractmethod
     def describe_answers(self, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
@@ -404,8 +426,8 @@ class Task:
     """Default number of passes over train. Source: Table 7."""
     files: tuple[Path, ...] = ()
     """The files that were read, for manifests."""
-    columns: tuple[str, ...] = ()
-    """The columns or fields that were read; the last is that of the label."""
+    columns: Columns = field(default_factory=Columns)
+    """What was read of the files."""
     swaps_pairs: bool = False
     """Whether to train on every pair of texts also in reverse order."""
     notes: tuple[str, ...] = ()

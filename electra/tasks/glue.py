@@ -4,12 +4,16 @@ Source: gluebenchmark.com; classification_tasks.py of the reference.
 """
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from electra.errors import UserError
-from electra.tasks.classification import Classification, read_examples
-from electra.tasks.family import Task, find_split, find_splits
+from electra.tasks.classification import Classification, read_names
+from electra.tasks.config import FinetuneConfig
+from electra.tasks.family import Columns, Family, Task, find_split, find_splits
+from electra.tasks.regression import Regression, read_numbers
+from electra.tasks.texts import Example, read_pairs
 from electra.text.table_files import TableFile, read_table
 from electra.text.tables import TABLE_FORMATS
 
@@ -102,7 +106,7 @@ NAMES = {folder.lower(): name for name, task in GLUE.items() for folder in task.
 """The task of each name that a user may type, in lower case."""
 
 
-def read_glue_task(name: str, data: Path, *, swap_pairs: bool) -> Task:
+def read_glue_task(name: str, data: Path, config: FinetuneConfig) -> Task:
     """Return a GLUE task with its examples; test sets come without labels, as distributed."""
     task = GLUE[name]
     folder = _find_folder(task, data)
@@ -115,7 +119,7 @@ def read_glue_task(name: str, data: Path, *, swap_pairs: bool) -> Task:
             files |= {"diagnostic": found} if found and "diagnostic" not in files else {}
     examples: dict[str, list[Any]] = {}
     notes = []
-    read: tuple[str, ...] = ()
+    read = Columns()
     for split, paths in files.items():
         is_labelled = split.startswith(("train", "dev"))
         columns, label = (task.columns, task.label) if is_labelled else ((), "")
@@ -125,36 +129,47 @@ def read_glue_task(name: str, data: Path, *, swap_pairs: bool) -> Task:
             if split == "train":
                 read = _columns_of(task, table)
             table = _translate(task, table)
-            labels = task.label_range or task.labels
-            examples[split] += read_examples(table, task.texts, split, label, labels)
+            pairs = read_pairs(table, task.texts)
+            labels = (
+                read_numbers(table, split, [label], task.label_range)
+                if task.label_range
+                else read_names(table, split, label, task.labels)
+            )
+            found = zip(pairs, labels, strict=True)
+            examples[split] += [Example(*pair, label) for pair, label in found]
             if table.num_short:
                 notes.append(
                     f"{path.name}: {table.num_short:,} of {len(table.rows) + table.num_short:,} "
                     f"rows have fewer than {len(table.columns)} columns and are left out"
                 )
     has_pairs = len(task.texts) > 1
+    family: Family = (
+        Regression(task.metrics, read.labels, (task.label_range,), has_pairs=has_pairs)
+        if task.label_range
+        else Classification(task.metrics, task.labels, has_pairs=has_pairs)
+    )
     return Task(
         name,
-        Classification(task.metrics, task.labels, task.label_range, has_pairs),
+        family,
         examples,
         epochs=task.epochs,
         files=tuple(path for paths in files.values() for path in paths),
         columns=read,
-        swaps_pairs=swap_pairs and task.is_unordered,  # Source: its double_unordered
+        swaps_pairs=config.swap_pairs and task.is_unordered,  # Source: its double_unordered
         notes=tuple(notes),
     )
 
 
-def _columns_of(task: GlueTask, table: TableFile) -> tuple[str, ...]:
+def _columns_of(task: GlueTask, table: TableFile) -> Columns:
     """Return the columns of texts and label: GLUE's own, or the hub's if the table has those."""
-    own, hub = (*task.texts, task.label), (*(task.hub_texts or task.texts), "label")
-    is_hub = {*hub[:-1]} <= {*table.columns} and not {*own} <= {*table.columns}
-    return hub if is_hub else own
+    own, hub = Columns(task.texts, (task.label,)), task.hub_texts or task.texts
+    is_hub = {*hub} <= {*table.columns} and not {*task.texts, task.label} <= {*table.columns}
+    return Columns(hub, ("label",)) if is_hub else own
 
 
 def _translate(task: GlueTask, table: TableFile) -> TableFile:
     """Return a table with GLUE's own columns and labels, whichever it has."""
-    renamed = dict(zip(_columns_of(task, table), (*task.texts, task.label), strict=True))
+    renamed = dict(zip(chain(*_columns_of(task, table)), (*task.texts, task.label), strict=True))
     labels = task.hub_labels or task.labels
 
     def spell(label: object) -> object:

@@ -1,17 +1,20 @@
 """A task of your own: tables with a text, a pair of texts or choices, and a label or a number."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from electra.errors import UserError, count_of, require
+from electra.errors import count_of, require
 from electra.tasks.choice import read_choice_task
-from electra.tasks.classification import Classification, Example, order_labels, read_examples
-from electra.tasks.config import OWN_METRICS, OwnTaskConfig
-from electra.tasks.family import Task, find_splits
+from electra.tasks.classification import Classification, order_labels, read_names
+from electra.tasks.config import OWN_METRICS, FinetuneConfig, OwnTaskConfig
+from electra.tasks.family import Columns, Task, find_splits
+from electra.tasks.multi_label import MultiLabel, find_labels, read_sets
+from electra.tasks.regression import Regression, find_range, read_numbers
+from electra.tasks.texts import Example, Texts, read_pairs
 from electra.text.table_files import TableFile, read_table
 from electra.text.tables import SEPARATED_FORMATS, TABLE_FORMATS, format_of
 
@@ -27,56 +30,147 @@ SEPARATORS_OF_LABELS = ",;|"
 """What may stand between several labels in one cell."""
 
 
-def read_own_task(data: Path, config: OwnTaskConfig) -> Task:
+Tables = Mapping[str, Sequence[TableFile]]
+"""The tables of each split."""
+Answers = dict[str, list[list[Any]]]
+"""What is known of each row of these tables."""
+
+
+def read_own_task(name: str, data: Path, config: FinetuneConfig) -> Task:
     """Return the task of a folder's tables, or of one table.
 
-    The labels are those of train; whole numbers are names. The range of a regression is
-    that of train; labels of the other files may be outside.
+    The labels are those of train; whole numbers are names. The ranges of a regression are
+    those of train; numbers of the other files may be outside.
     """
-    named = {split: getattr(config, split) for split in ("train", "dev", "test")}
+    own = config.own
+    named = {split: getattr(own, split) for split in ("train", "dev", "test")}
     chosen = {split: [name] for split, name in named.items() if name is not None}
     files = find_splits(data, TABLE_FORMATS, chosen=chosen, setting="own")
     paths = tuple(path for parts in files.values() for path in parts)
     require(
-        config.separator == "" or any(format_of(path) in SEPARATED_FORMATS for path in paths),
+        own.separator == "" or any(format_of(path) in SEPARATED_FORMATS for path in paths),
         f"own.separator is for .csv and .tsv files, and {data} has none",
     )
     tables = {
-        split: [read_table(path, separator=config.between) for path in parts]
+        split: [read_table(path, separator=own.between) for path in parts]
         for split, parts in files.items()
     }
-    texts = _choose_texts(tables["train"][0], config)
-    if config.kind == "choice":
-        choices = [column.strip() for column in (config.choices or "").split(",")]
-        task = read_choice_task(config.name, tables, texts[0], choices, config.label)
-        return replace(task, notes=tuple(_note_columns(tables["train"][0], task.columns)))
-    is_regression = config.kind == "regression"
-    labels = () if is_regression else _collect_labels(tables["train"], config.label)
-    read = {
+    train = tables["train"][0]
+    texts = _choose_texts(train, own)
+    if own.kind == "choice":
+        choices = [column.strip() for column in (own.choices or "").split(",")]
+        task = read_choice_task(own.name, tables, texts[0], choices, own.label)
+        return replace(task, notes=tuple(_note_columns(train, task.columns)))
+    columns = Columns(tuple(texts), _choose_labels(train, own))
+    both = [each for each in columns.labels if each in texts]
+    require(not both, f"own.label must be another column than the texts, not {', '.join(both)}")
+    pairs = _read(tables, lambda split, table: read_pairs(table, texts))
+    family, answers, notes = KINDS[own.kind](tables, columns.labels, own)
+    examples = {
         split: [
-            (table, read_examples(table, texts, split, config.label, labels)) for table in parts
+            Example(*pair, label)
+            for pair, label in zip(chain(*parts), chain(*answers[split]), strict=True)
         ]
-        for split, parts in tables.items()
+        for split, parts in pairs.items()
     }
-    found = {split: [each for _, part in parts for each in part] for split, parts in read.items()}
-    metrics = OWN_METRICS[config.kind]
-    headline = config.metric or metrics[0]
-    metrics = (headline, *(metric for metric in metrics if metric != headline))
-    label_range = _find_range(read, config.label) if is_regression else None
-    read_columns = (*texts, config.label)
-    notes = (*_note_columns(tables["train"][0], read_columns), *_note_labels(labels))
+    usual = OWN_METRICS[own.kind]
+    headline = own.metric or usual[0]
+    metrics = (headline, *(metric for metric in usual if metric != headline))
     return Task(
-        config.name,
-        Classification(metrics, labels, label_range, has_pairs=len(texts) > 1),
-        found,
+        own.name,
+        replace(family, metrics=metrics, has_pairs=len(texts) > 1),
+        examples,
         files=paths,
-        columns=read_columns,
-        notes=(*notes, *_note_texts(found)),
+        columns=columns,
+        notes=(*_note_columns(train, columns), *notes, *_note_texts(examples)),
     )
 
 
-def _note_columns(train: TableFile, read: Sequence[str]) -> Iterator[str]:
+def _read_names(
+    tables: Tables, columns: Sequence[str], own: OwnTaskConfig
+) -> tuple[Classification, Answers, list[str]]:
+    """Return the family of one label a text, the labels and notes."""
+    (column,) = columns
+    for table in tables["train"]:
+        require(
+            not isinstance(table.rows[0].get(column), list),
+            f"{table.place(0)}: {column!r} is a list; own.kind=multi_label takes several labels",
+        )
+    read = [(table, [(name,) for name in table.column(column)]) for table in tables["train"]]
+    labels = _collect_labels(read, column)
+    path = tables["train"][0].path
+    require(len(labels) > 1, f"{path}: every {column!r} is {labels[0]!r}; two labels are needed")
+    answers = _read(tables, lambda split, table: read_names(table, split, column, labels))
+    return Classification(labels=labels), answers, [*_note_labels(labels)]
+
+
+def _read_sets(
+    tables: Tables, columns: Sequence[str], own: OwnTaskConfig
+) -> tuple[MultiLabel, Answers, list[str]]:
+    """Return the family of several labels a text, the labels and notes."""
+    sets = _read(tables, lambda s, table: read_sets(table, s, columns, own.label_separator))
+    train, column = [*zip(tables["train"], sets["train"], strict=True)], ", ".join(columns)
+    labels = tuple(columns) if len(columns) > 1 else _collect_labels(train, column)
+    kinds = {names for _, part in train for names in part}
+    require(
+        len(kinds) > 1,
+        f"{train[0][0].path}: the labels of every row are {[*min(kinds)]}; two different sets are "
+        "needed",
+    )
+    answers = {
+        split: [
+            find_labels(table, part, labels)
+            for table, part in zip(tables[split], parts, strict=True)
+        ]
+        for split, parts in sets.items()
+    }
+    return MultiLabel(labels=labels), answers, [*_note_sets(labels, sets)]
+
+
+def _read_numbers(
+    tables: Tables, columns: Sequence[str], own: OwnTaskConfig
+) -> tuple[Regression, Answers, list[str]]:
+    """Return the family of a number or several for a text, the numbers and notes."""
+    answers = _read(tables, lambda split, table: read_numbers(table, split, columns))
+    ranges = []
+    for place, column in enumerate(columns):
+        read = {
+            split: [
+                (table, [each and each[place] for each in part])
+                for table, part in zip(tables[split], parts, strict=True)
+            ]
+            for split, parts in answers.items()
+        }
+        ranges.append(find_range(read, column))
+    return Regression(names=tuple(columns), ranges=tuple(ranges)), answers, []
+
+
+KINDS: Mapping[str, Callable[..., tuple[Texts, Answers, list[str]]]] = {
+    "classification": _read_names,
+    "multi_label": _read_sets,
+    "regression": _read_numbers,
+}
+"""What reads the answers of each kind of task, and makes its family."""
+
+
+def _read(tables: Tables, read: Callable[[str, TableFile], list[Any]]) -> Answers:
+    """Return what is read of each table of each split."""
+    return {split: [read(split, table) for table in parts] for split, parts in tables.items()}
+
+
+def _choose_labels(train: TableFile, own: OwnTaskConfig) -> tuple[str, ...]:
+    """Return the columns that own.label names: several are separated by commas."""
+    if own.kind == "classification" or own.label in train.columns:
+        return (own.label,)
+    names = [name.strip() for name in own.label.split(",")]
+    twice = [name for name in names if names.count(name) > 1]
+    require(not twice, f"own.label names {''.join(twice[:1])!r} twice")
+    return tuple(names)
+
+
+def _note_columns(train: TableFile, columns: Columns) -> Iterator[str]:
     """Yield which columns of train are not read."""
+    read = columns.inputs + columns.labels
     if unread := [column for column in train.columns if column not in read]:
         yield (
             f"columns that are not read: {', '.join(unread)} (read: {', '.join(read)}; "
@@ -94,9 +188,25 @@ def _note_labels(labels: Sequence[str]) -> Iterator[str]:
         ]
         if several:
             yield (
-                f"{several[0]!r} looks like several labels in one cell, which is not supported: "
-                f"each such cell is a label of its own ({len(several):,} of {len(labels):,})"
+                f"{several[0]!r} looks like several labels in one cell; each such cell is a label "
+                f"of its own ({len(several):,} of {len(labels):,}) unless own.kind=multi_label "
+                f"own.label_separator={separator}"
             )
+
+
+def _note_sets(labels: Sequence[str], sets: Mapping[str, Sequence[Sequence[Any]]]) -> Iterator[str]:
+    """Yield how many texts have no label, which labels train has none of, and what dev chooses."""
+    for split, parts in sets.items():
+        rows = [names for part in parts for names in part]
+        if without := sum(names == () for names in rows):
+            yield f"no label applies to {without:,} of {count_of(len(rows), 'example')} of {split}"
+    known = {name for part in sets["train"] for names in part for name in names}
+    if never := [label for label in labels if label not in known]:
+        yield f"train has no example of {', '.join(never)}"
+    yield (
+        "dev chooses the threshold of each label: its scores are not those of unseen texts, for "
+        "which a test file is needed"
+    )
 
 
 def _note_texts(examples: dict[str, list[Example]]) -> Iterator[str]:
@@ -130,21 +240,23 @@ def _choose_texts(train: TableFile, config: OwnTaskConfig) -> list[str]:
     return [text] if text_b is None else [text, text_b]
 
 
-def _collect_labels(train: list[TableFile], column: str) -> tuple[str, ...]:
-    """Return the names of a classification's labels, in the order of `order_labels`."""
+def _collect_labels(
+    train: Sequence[tuple[TableFile, Sequence[Sequence[str]]]], column: str
+) -> tuple[str, ...]:
+    """Return the names of labels, in the order of `order_labels`, from those of each row."""
     places: dict[str, str] = {}
-    for table in train:
-        for number, name in enumerate(table.column(column)):
-            if name not in places:
-                places[name] = table.place(number)
-    path, labels = train[0].path, order_labels(places)
-    if names := train[0].names.get(column, ()):  # in the order of their numbers
-        labels = tuple(dict.fromkeys(name for name in (*names, *labels) if name in places))
-    count = sum(len(table.rows) for table in train)
-    require(len(labels) > 1, f"{path}: every {column!r} is {labels[0]!r}; two labels are needed")
+    for table, rows in train:
+        for number, names in enumerate(rows):
+            for name in names:
+                if name not in places:
+                    places[name] = table.place(number)
+    table, labels = train[0][0], order_labels(places)
+    if known := table.names.get(column, ()):  # in the order of their numbers
+        labels = tuple(dict.fromkeys(name for name in (*known, *labels) if name in places))
+    sizes = [len(names) for _, rows in train for names in rows]
     require(
-        2 * len(labels) <= count,
-        f"{path}: {column!r} has {len(labels)} labels in {count} rows; a label must "
+        2 * len(labels) <= sum(sizes),
+        f"{table.path}: {column!r} has {len(labels)} labels in {len(sizes)} rows; a label must "
         "occur twice on average. Choose another column with own.label, or own.kind=regression if "
         "it holds numbers",
     )
@@ -157,27 +269,3 @@ def _collect_labels(train: list[TableFile], column: str) -> tuple[str, ...]:
             f"{place}: the labels {name!r} and {twin!r} differ only in spaces; use one spelling",
         )
     return labels
-
-
-def _find_range(
-    read: dict[str, list[tuple[TableFile, list[Example]]]], column: str
-) -> tuple[float, float]:
-    """Return the least and the greatest label of train, if every label can be scaled by them."""
-    train = [each.label or 0.0 for _, part in read["train"] for each in part]
-    least, greatest = float(min(train)), float(max(train))
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        size = np.float32(greatest) - np.float32(least)
-        require(
-            size != 0,
-            f"{read['train'][0][0].path}: every {column!r} is {least:g} in float32; two different "
-            "numbers are needed",
-        )
-        for table, part in (each for parts in read.values() for each in parts):
-            for number, label in enumerate(each.label for each in part):
-                fits = label is None or np.isfinite((np.float32(label) - np.float32(least)) / size)
-                if not fits:
-                    raise UserError(
-                        f"{table.place(number)}: the label {label:g} is beyond float32 on the "
-                        f"scale from {least:g} to {greatest:g}"
-                    )
-    return least, greatest

@@ -1,5 +1,6 @@
 """Files of predictions on a split, a line for each item, and the scores of labels and numbers."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +9,17 @@ from typing import Any
 import numpy as np
 
 from electra.errors import UserError, require
+from electra.files import parse_json
 from electra.text.table_files import read_table
 
 PROB = "prob_"
 """Prefix of the columns of probabilities."""
+NUMBER = "prediction"
+"""Prefix of the columns of predicted numbers."""
+GOLD = "label"
+"""Prefix of the columns of right answers."""
+SETS = "labels"
+"""The column of right answers that are lists of labels."""
 
 
 @dataclass(frozen=True)
@@ -20,15 +28,11 @@ class Predictions:
 
     labels: tuple[str, ...]
     """Names of the labels; empty for a regression."""
-    gold: tuple[str, ...]
-    """The right answers as in the file; "" if unknown."""
+    gold: tuple[tuple[Any, ...], ...]
+    """The right answers of each item: a label, a list of labels, or numbers as text; "" if unknown.
+    """
     values: np.ndarray
-    """(items, labels) probabilities, or (items, 1) numbers."""
-
-    @property
-    def answers(self) -> list[Any]:
-        """Index of each item's most likely label, or the number."""
-        return (self.values.argmax(axis=1) if self.labels else self.values[:, 0]).tolist()
+    """(items, labels) probabilities, or (items, numbers)."""
 
 
 def predictions_name(split: str) -> str:
@@ -37,26 +41,45 @@ def predictions_name(split: str) -> str:
 
 
 def write_predictions(
-    path: Path, labels: Sequence[str | float], answers: Sequence[Mapping[str, str | float]]
+    path: Path, gold: Sequence[Mapping[str, Any]], answers: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Write, for each item: its number from 0, the right answer, and what was answered."""
-    lines: list[list[object]] = [["index", "label", *answers[0]]]
-    for number, (label, answer) in enumerate(zip(labels, answers, strict=True)):
-        cells = (f"{c:.6f}" if name.startswith(PROB) else c for name, c in answer.items())
-        lines.append([number, label, *cells])
-    path.write_text("".join("\t".join(map(str, line)) + "\n" for line in lines), encoding="utf-8")
+    """Write, for each item: its number from 0, the right answers, and what was answered."""
+    lines = ["\t".join(["index", *gold[0], *answers[0]])]
+    for number, columns in enumerate(zip(gold, answers, strict=True)):
+        cells = (_write(name, cell) for each in columns for name, cell in each.items())
+        lines.append("\t".join([str(number), *cells]))
+    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
+def _write(name: str, cell: Any) -> str:
+    if isinstance(cell, list):
+        return json.dumps(cell, ensure_ascii=False)
+    return f"{cell:.6f}" if name.startswith(PROB) else str(cell)
 
 
 def read_predictions(path: Path) -> Predictions:
     """Return what `write_predictions` wrote."""
     table = read_table(path)
-    labels = tuple(name.removeprefix(PROB) for name in table.columns if name.startswith(PROB))
-    columns = [table.column(PROB + label) for label in labels] or [table.column("prediction")]
+
+    def find(prefix: str) -> list[str]:
+        return [name for name in table.columns if name.startswith(prefix)]
+
+    probs = find(PROB)
     try:
-        values = np.array(columns, dtype=np.float64).T
+        numbers = np.array([table.column(name) for name in probs or find(NUMBER)], np.float64).T
     except ValueError as error:
         raise UserError(f"{path} does not hold predictions: {error}") from None
-    return Predictions(labels, tuple(table.column("label")), values)
+    gold = [
+        [*map(_read, table.column(name))] if name == SETS else table.column(name)
+        for name in find(GOLD)
+    ]
+    labels = tuple(name.removeprefix(PROB) for name in probs)
+    return Predictions(labels, tuple(zip(*gold, strict=True)), numbers)
+
+
+def _read(cell: str) -> Any:
+    """Return the right labels of an item; "" if they are unknown."""
+    return cell and tuple(parse_json(cell, "the labels"))
 
 
 def average(predictions: Sequence[Predictions]) -> Predictions:
@@ -70,13 +93,20 @@ def average(predictions: Sequence[Predictions]) -> Predictions:
     return Predictions(first.labels, first.gold, values)
 
 
+def read_ensemble(folders: Sequence[Path]) -> Predictions | None:
+    """Return the mean of the predictions on dev in these folders; None if one is not finite."""
+    together = average([read_predictions(each / predictions_name("dev")) for each in folders])
+    return together if np.isfinite(together.values).all() else None
+
+
 def score(
     metrics: Iterable[str], gold: Sequence[float], predicted: Sequence[float], num_labels: int = 2
 ) -> dict[str, float]:
     """Return each metric's score by its name, as fractions.
 
     Correlations, of which mcc is Matthews', are 0 if one side is constant or not finite. f1 is that
-    of label 1 of two labels, else the mean over the labels, as scikit-learn's macro average.
+    of label 1 of two labels, else the mean over the labels, as scikit-learn's macro average, which
+    is macro_f1.
     """
     return {metric: _score(metric, gold, predicted, num_labels) for metric in metrics}
 
@@ -85,12 +115,13 @@ def _score(
     metric: str, gold: Sequence[float], predicted: Sequence[float], num_labels: int
 ) -> float:
     """Return one score; scikit-learn and scipy are imported at the first."""
-    if metric in ("accuracy", "f1"):
+    if metric in ("accuracy", "f1", "macro_f1"):
         from sklearn.metrics import accuracy_score, f1_score
 
         if metric == "accuracy":
             return float(accuracy_score(gold, predicted))
-        scored, average = ([1], "binary") if num_labels == 2 else (None, "macro")
+        is_binary = num_labels == 2 and metric == "f1"
+        scored, average = ([1], "binary") if is_binary else (None, "macro")
         how: Any = {"labels": scored, "average": average, "zero_division": 0.0}
         return float(f1_score(gold, predicted, **how))
     if len(set(gold)) == 1 or len(set(predicted)) == 1 or not np.isfinite(predicted).all():

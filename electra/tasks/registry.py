@@ -1,7 +1,7 @@
 """Tasks by the name that a user types, and families by their saved name."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,33 @@ from electra.outside import load_outside, require_known
 from electra.tasks.choice import MultipleChoice, read_swag
 from electra.tasks.classification import Classification
 from electra.tasks.config import FinetuneConfig, OwnTaskConfig
-from electra.tasks.family import Family, Inputs, Task
+from electra.tasks.family import Columns, Family, Inputs, Task
 from electra.tasks.glue import GLUE, NAMES, read_glue_task
+from electra.tasks.multi_label import MultiLabel
 from electra.tasks.own import read_own_task
+from electra.tasks.regression import Regression
 from electra.tasks.squad import SpanExtraction, read_squad_task
 from electra.tasks.tagging import Tagging, read_tagging_task
 from electra.text.streams import open_source
 from electra.text.tables import SEPARATED_FORMATS, SEPARATORS, format_of
 
 OWN = "own"
-SWAG = "swag"
 TAGGING = "tagging"
 SQUAD = ("squad-1.1", "squad-2.0")
-TASKS = (*GLUE, *SQUAD, SWAG, TAGGING, OWN)
+READERS: dict[str, Callable[[str, Path, FinetuneConfig], Task]] = {
+    **dict.fromkeys(GLUE, read_glue_task),
+    **dict.fromkeys(SQUAD, read_squad_task),
+    "swag": read_swag,
+    TAGGING: read_tagging_task,
+    OWN: read_own_task,
+}
+"""What reads the files of each task, from its name, the folder and the settings."""
+TASKS = tuple(READERS)
 TASK_FILE = ".toml"
 FAMILIES: dict[str, type[Family]] = {
     "classification": Classification,
+    "multi_label": MultiLabel,
+    "regression": Regression,
     "choice": MultipleChoice,
     "squad": SpanExtraction,
     "tagging": Tagging,
@@ -66,21 +77,13 @@ def _read_named(name: str, data: Path, config: FinetuneConfig) -> Task:
             is_set = value != getattr(type(settings)(), key)
             if is_set and name not in tasks:
                 raise UserError(f"{section}.{key} is for {' and '.join(tasks)}, not for {name}")
-    if name not in TASKS:
-        task: Task = load_outside("families", name, Family).read_task(name, data, config)
-        return task
     if name == OWN:
         _refuse_taken("own.name", config.own.name)
-        return read_own_task(data, config.own)
+    outside = load_outside("families", name, Family) if name not in READERS else None
+    task: Task = (outside.read_task if outside else READERS[name])(name, data, config)
     if name == TAGGING:
-        task = read_tagging_task(data, **vars(config.tagging))
         _refuse_taken("the folder", task.name)
-        return task
-    if name == SWAG:
-        return read_swag(data)
-    if name in SQUAD:
-        return read_squad_task(name, data, config.squad, reference=config.mode == "reference")
-    return read_glue_task(name, data, swap_pairs=config.swap_pairs)
+    return task
 
 
 def _refuse_taken(what: str, name: str) -> None:
@@ -127,4 +130,5 @@ def read_inputs(facts: dict[str, Any], path: Path, columns: Sequence[str] = ()) 
             first = stream.readline().decode("utf-8", "replace")
         if separator not in first and any(map(first.count, SEPARATORS)):
             separator = ""  # its first line tells
-    return family.read_inputs(path, columns, facts["columns"], separator)
+    trained = Columns(tuple(facts["columns"]), tuple(facts["label_columns"]))
+    return family.read_inputs(path, columns, trained, separator)

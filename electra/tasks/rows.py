@@ -42,11 +42,13 @@ class Rows:
     first_lengths: Tensor
     """(N * C,) tokens of segment 0, which is [CLS] a [SEP]."""
     targets: dict[str, Tensor]
-    """(N, ...) the targets of the loss by name; those of every token are (N, L)."""
+    """(N, ...) the targets of the loss by name."""
     is_cut: Sequence[bool]
     """For each example whether tokens were cut off."""
     rows_per_item: int = 1
     """C."""
+    are_tokens_judged: bool = False
+    """Whether targets are those of every token, (N, L)."""
     examples: Sequence[Any] = ()
     """The examples that are encoded here, in order. One example may have several items."""
 
@@ -98,6 +100,7 @@ def pad_rows(
     *,
     is_cut: Sequence[bool],
     rows_per_item: int = 1,
+    are_tokens_judged: bool = False,
 ) -> Rows:
     """Return rows of ids with the length of segment 0, padded to the longest, as Rows."""
     longest = max((len(ids) for ids, _ in rows), default=0)
@@ -111,6 +114,7 @@ def pad_rows(
         targets,
         is_cut,
         rows_per_item,
+        are_tokens_judged,
         examples,
     )
 
@@ -255,14 +259,14 @@ def choose_batches(lengths: Tensor, batch_size: int, *, seed: int, epoch: int) -
 def make_batch(rows: Rows, items: Tensor, device: torch.device) -> TaskBatch:
     """Return the items of these numbers, their rows padded to the longest of them."""
     taken = rows.take(items)
-    longest, whole = int(taken.lengths.max()), rows.input_ids.shape[1]
+    longest = int(taken.lengths.max())
     positions = torch.arange(longest)
     is_padded = bool((taken.lengths < longest).any())
     has_pairs = bool((taken.first_lengths < taken.lengths).any())
     real = positions < taken.lengths[:, None]
     types = ((positions >= taken.first_lengths[:, None]) & real).long()
     targets = {
-        name: values[:, :longest] if values.dim() > 1 and values.shape[1] == whole else values
+        name: values[:, :longest] if rows.are_tokens_judged else values
         for name, values in taken.targets.items()
     }
     return TaskBatch(

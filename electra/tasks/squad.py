@@ -22,8 +22,9 @@ from electra.errors import UserError, require
 from electra.files import parse_json, read_object, write_json
 from electra.model.config import EncoderConfig
 from electra.model.task_heads import UNANSWERABLE_WEIGHT, BeamSpanHead, SpanHead, span_loss
-from electra.tasks.config import FinetuneConfig, SquadConfig
+from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import (
+    Columns,
     Constant,
     Family,
     Inputs,
@@ -78,9 +79,9 @@ class SpanQuestion(NamedTuple):
     """Start and end of the first answer in the context, in characters; None without an answer."""
 
 
-def read_squad_task(name: str, data: Path, config: SquadConfig, *, reference: bool = False) -> Task:
+def read_squad_task(name: str, data: Path, config: FinetuneConfig) -> Task:
     """Return the task of a folder's questions: squad-2.0 if some of dev have no answer."""
-    listed = {split: getattr(config, split).split(",") for split in FILES}
+    listed = {split: getattr(config.squad, split).split(",") for split in FILES}
     chosen = {split: [each.strip() for each in listed[split] if each.strip()] for split in FILES}
     files = find_splits(data, FORMATS, FILES, chosen=chosen, setting="squad")
     examples = {
@@ -95,11 +96,11 @@ def read_squad_task(name: str, data: Path, config: SquadConfig, *, reference: bo
     )
     return Task(
         name,
-        SpanExtraction(config.head, reference, may_be_none=has_none),
+        SpanExtraction(config.squad.head, config.mode == "reference", may_be_none=has_none),
         examples,
         epochs=2,
         files=tuple(path for paths in files.values() for path in paths),
-        columns=(*COLUMNS, "answers"),
+        columns=Columns(COLUMNS, ("answers",)),
     )
 
 
@@ -405,7 +406,7 @@ class SpanExtraction(Family):
         return not (example.text + example.context).strip()
 
     def read_inputs(
-        self, path: Path, columns: Sequence[str], trained: Sequence[str], separator: str = ""
+        self, path: Path, columns: Sequence[str], trained: Columns, separator: str = ""
     ) -> Inputs:
         """Return the questions of SQuAD's or MRQA's files, or the rows of a table.
 

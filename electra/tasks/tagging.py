@@ -32,6 +32,7 @@ from electra.model.task_heads import ClassifierHead, FeatureHead
 from electra.tasks.classification import Labelled, order_labels
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import (
+    Columns,
     Inputs,
     Record,
     Task,
@@ -168,7 +169,7 @@ class TaggedSentence(NamedTuple):
     """Line of each word in its file, from 1."""
 
 
-def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) -> Task:
+def read_tagging_task(name: str, data: Path, config: FinetuneConfig) -> Task:
     """Return a task named after a folder, from its train, dev and, if there is one, test file.
 
     Tags name entities if one begins with B- or I-, or if each is O or a prefix alone; entities of
@@ -177,7 +178,7 @@ def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) 
     Columns are those of TaggingConfig.
     """
     files = find_splits(data, FORMATS)
-    columns = word_column, tag_column
+    columns = word_column, tag_column = config.tagging.word_column, config.tagging.tag_column
     paths = tuple(path for parts in files.values() for path in parts)
     require(
         columns == (1, 0) or not all(format_of(path) in LISTS for path in paths),
@@ -215,13 +216,14 @@ def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) 
             f"tags such as {looks[0]!r} are scored as plain tags, by accuracy; the tags of "
             "entities are O, and B- or I- before the type, such as B-PER"
         )
-    is_list = format_of(train) in LISTS
+    numbers = str(word_column), str(tag_column or "last")
+    names = FIELDS if format_of(train) in LISTS else numbers
     return Task(
         (data if data.is_dir() else data.parent).resolve().name,
         Tagging(labels, ENTITY_METRICS if has_entities else ("accuracy",)),
         splits,
         files=paths,
-        columns=FIELDS if is_list else (str(word_column), str(tag_column or "last")),
+        columns=Columns(*((name,) for name in names)),
         notes=tuple(notes),
     )
 
@@ -485,7 +487,7 @@ class Tagging(Labelled):
         return not example.words
 
     def read_inputs(
-        self, path: Path, columns: Sequence[str], trained: Sequence[str], separator: str = ""
+        self, path: Path, columns: Sequence[str], trained: Columns, separator: str = ""
     ) -> Inputs:
         """Return sentences of words: columns, JSON lines, or lines of plain text split at spaces.
 
@@ -496,7 +498,7 @@ class Tagging(Labelled):
         )
         if is_plain(path) and not columns:
             lines = [line.split() for line in read_texts(path)]
-            word, tag = [*trained, "last"][:2]
+            (word,), (tag,) = trained
             place = int(tag) - 1 if tag.isdecimal() else -1
             rows = [words for words in lines if words[:1] != ["#"] and len(words) > max(0, place)]
             tags = {words[place] for words in rows}
@@ -508,7 +510,7 @@ class Tagging(Labelled):
             found: list[dict[str, Any]] = [{"tokens": words} for words in lines]
             return Inputs(found, found)
         require_format(path, FORMATS)
-        column = columns[0] if columns else trained[0]
+        (column,) = columns or trained.inputs
         require(
             format_of(path) in LISTS or column.isdecimal() or not columns,
             f"--columns of a {format_of(path)} file must be the word's number, not {column!r}",
@@ -552,7 +554,11 @@ class Tagging(Labelled):
                 targets.append(torch.tensor([*labels, -1]))
         no_words = torch.zeros(0, 0, dtype=torch.int64)
         labels_NL = pad_sequence(targets, True, padding_value=-1) if targets else no_words
-        return pad_rows(rows, {"labels": labels_NL}, tokenizer, examples, is_cut=is_cut)
+        return pad_rows(
+            *(rows, {"labels": labels_NL}, tokenizer, examples),
+            is_cut=is_cut,
+            are_tokens_judged=True,
+        )
 
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
         """Return dropout and a linear layer on every position, or BiLSTMs on features."""

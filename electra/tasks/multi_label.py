@@ -1,0 +1,254 @@
+"""Several labels a text: each label of a text or a pair applies or does not."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from electra.errors import UserError, require
+from electra.tasks.classification import find_label, name_probs
+from electra.tasks.family import Constant, WrittenHead, name_outputs
+from electra.tasks.predictions import PROB, SETS, predictions_name, read_ensemble, write_predictions
+from electra.tasks.rows import Outputs, Rows, TaskBatch
+from electra.tasks.texts import Example, Texts, lacks_labels
+from electra.text.table_files import TableFile
+from electra.text.tables import SEPARATED_FORMATS, format_of
+
+USUAL_THRESHOLD = 0.5
+YES_NO = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
+"""Cells of a column that says whether its label applies."""
+
+
+@dataclass(frozen=True)
+class MultiLabel(Texts):
+    """Texts or pairs with any number of `labels`, also none.
+
+    The target is "labels", 0 or 1 for each label, and if classes are weighted "weights".
+    """
+
+    weighs_classes: ClassVar[bool] = True
+
+    labels: tuple[str, ...] = ()
+    thresholds: tuple[float, ...] = ()
+    """Probability from which on each label is predicted; empty before dev has chosen them."""
+
+    @property
+    def num_outputs(self) -> int:
+        """One for each label."""
+        return len(self.labels)
+
+    def encode_labels(self, labels: Sequence[tuple[int, ...] | None]) -> Tensor:
+        """Return 0 or 1 for each label (N, C), float32; NaN where they are unknown."""
+        encoded_NC = torch.zeros(len(labels), len(self.labels))
+        for row, each in zip(encoded_NC, labels, strict=True):
+            row[[*each] if each is not None else slice(None)] = torch.nan if each is None else 1.0
+        return encoded_NC
+
+    def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
+        """Return the mean binary cross-entropy, nats, over all labels of all items."""
+        labels, weights = batch.targets["labels"], batch.targets.get("weights")
+        return F.binary_cross_entropy_with_logits(outputs["logits"], labels, weights)
+
+    def weigh(self, train: Rows) -> Tensor:
+        """Return weights (N, C): of a label, items with and without it weigh the same in sum."""
+        labels_NC = train.targets["labels"]
+        num_with_C, count = labels_NC.sum(dim=0), len(labels_NC)
+        num_without_C = count - num_with_C
+        num_kinds_C = (num_with_C > 0).float() + (num_without_C > 0)
+        return count / (num_kinds_C * torch.where(labels_NC > 0, num_with_C, num_without_C))
+
+    def tally(self, examples: Sequence[Example]) -> Counter[str]:
+        """Return the number of examples of each label."""
+        return Counter(self.labels[place] for each in examples for place in each.label)
+
+    def fit_to_dev(self, dev: Rows, outputs: Outputs) -> Self:
+        """Return the family with the thresholds that have the best F1 of each label on dev."""
+        gold, probs = dev.targets["labels"].numpy() > 0, outputs["logits"].sigmoid().numpy()
+        return replace(self, thresholds=choose_thresholds(gold, probs))
+
+    def decide(self, logits_NC: Tensor) -> Tensor:
+        """Return whether each label (N, C) is predicted."""
+        thresholds = self.thresholds or (USUAL_THRESHOLD,) * len(self.labels)
+        return logits_NC.sigmoid().double() >= torch.tensor(thresholds, dtype=torch.float64)
+
+    def score(self, rows: Rows, outputs: Outputs) -> dict[str, float]:
+        """Return the metrics as fractions; empty if the labels are unknown."""
+        if not self.is_labelled(rows.examples[0]):
+            return {}
+        said = self.decide(outputs["logits"]).numpy()
+        return score_sets(self.metrics, rows.targets["labels"].numpy() > 0, said)
+
+    def score_ensemble(self, folders: Sequence[Path]) -> dict[str, float]:
+        """Return the scores on dev of the mean of the probabilities, with thresholds of its own."""
+        together = read_ensemble(folders)
+        if together is None:
+            return {}
+        gold = np.array([[name in names for name in self.labels] for (names,) in together.gold])
+        said = together.values >= choose_thresholds(gold, together.values)
+        return score_sets(self.metrics, gold, said)
+
+    def find_constant(self, train: Rows, dev: Rows) -> Constant:
+        """Return loss and scores of predicting for all texts the same, most frequent labels.
+
+        They are as many as have the best micro-averaged F1 on train.
+        """
+        labels_NC = train.targets["labels"]
+        weights_NC = train.targets.get("weights", torch.ones_like(labels_NC))
+        shares_C = (labels_NC * weights_NC).mean(dim=0)
+        loss = (torch.special.entr(shares_C) + torch.special.entr(1 - shares_C)).mean().item()
+        counts_C, order_C = labels_NC.sum(dim=0).sort(descending=True, stable=True)
+        sizes_C = len(labels_NC) * torch.arange(1, len(counts_C) + 1)
+        best = int((2 * counts_C.cumsum(0) / (sizes_C + counts_C.sum())).argmax())
+        gold = dev.targets["labels"].numpy() > 0
+        said = np.zeros_like(gold)
+        said[:, order_C[: best + 1].numpy()] = True
+        return Constant(loss, score_sets(self.metrics, gold, said))
+
+    def describe_collapse(self, dev: Rows, outputs: Outputs) -> str | None:
+        """Return a note if all predictions are the same but the labels are not."""
+        said = self.decide(outputs["logits"]).unique(dim=0)
+        if len(said) > 1 or len(dev.targets["labels"].unique(dim=0)) == 1:
+            return None
+        return f"every dev prediction is {self._name(said[0])}"
+
+    def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
+        """Write labels and prediction of each item, and the probability of each label."""
+        gold = [
+            {SETS: self._name(row) if self.is_labelled(each) else ""}
+            for each, row in zip(rows.examples, rows.targets["labels"], strict=True)
+        ]
+        answers = self.describe_answers(rows, outputs)
+        write_predictions(folder / predictions_name(split), gold, answers)
+
+    def describe_blank(self, example: Any) -> dict[str, Any]:
+        """Return no `prediction` and no probabilities."""
+        return dict.fromkeys(["prediction", *(PROB + label for label in self.labels)])
+
+    def describe_answers(self, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
+        """Return the `prediction` for each item, a list, and the probability of each label."""
+        said, probs = self.decide(outputs["logits"]), outputs["logits"].sigmoid().tolist()
+        return [
+            {"prediction": self._name(row), **name_probs(self.labels, each)}
+            for row, each in zip(said, probs, strict=True)
+        ]
+
+    def _name(self, row_C: Tensor) -> list[str]:
+        """Return the names of the labels that apply."""
+        return [self.labels[place] for place in row_C.nonzero().flatten().tolist()]
+
+    def as_transformers(self, parameters: Mapping[str, Tensor]) -> WrittenHead:
+        """Return a sequence classifier, whose config.json also has the thresholds."""
+        settings = {"problem_type": "multi_label_classification", **name_outputs(self.labels)}
+        settings["thresholds"] = dict(zip(self.labels, self.thresholds, strict=True))
+        return WrittenHead("SequenceClassification", parameters, settings)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the family's name, its labels and their thresholds."""
+        lists = {"labels": list(self.labels), "thresholds": list(self.thresholds)}
+        return {"family": "multi_label", **lists}
+
+    @classmethod
+    def from_facts(cls, facts: dict[str, Any]) -> Self:
+        """Return the family of a saved model."""
+        labels, thresholds = tuple(facts["labels"]), tuple(facts["thresholds"])
+        return cls(labels=labels, thresholds=thresholds, has_pairs=len(facts["columns"]) == 2)
+
+
+def choose_thresholds(gold_NC: np.ndarray, probs_NC: np.ndarray) -> tuple[float, ...]:
+    """Return for each label the threshold of its probabilities that has the best F1.
+
+    It lies halfway between two probabilities; of equally good ones the highest is taken. A label
+    that no item has, or whose probabilities are not numbers, has USUAL_THRESHOLD.
+
+    Args:
+        gold_NC: Whether item n has label c.
+        probs_NC: Its probability.
+    """
+    thresholds = []
+    for gold_N, probs_N in zip(gold_NC.T, probs_NC.T.astype(np.float64), strict=True):
+        if not gold_N.any() or not np.isfinite(probs_N).all():
+            thresholds.append(USUAL_THRESHOLD)
+            continue
+        order = np.argsort(-probs_N, kind="stable")
+        falling = np.append(probs_N[order], 0.0)
+        f1 = 2 * gold_N[order].cumsum() / (np.arange(1, len(order) + 1) + gold_N.sum())
+        best = np.where(falling[:-1] > falling[1:], f1, -1.0).argmax()  # not between equal ones
+        thresholds.append(float(falling[best : best + 2].mean()))
+    return tuple(thresholds)
+
+
+def score_sets(
+    metrics: Sequence[str], gold_NC: np.ndarray, said_NC: np.ndarray
+) -> dict[str, float]:
+    """Return each metric's score by its name: micro_f1 over all labels together, or macro_f1.
+
+    macro_f1 is the mean over the labels; a label that nothing has and nothing is given scores 0.
+    """
+    from sklearn.metrics import f1_score
+
+    averages = {metric: metric.removesuffix("_f1") for metric in metrics}
+    return {
+        metric: float(f1_score(gold_NC, said_NC, average=average, zero_division=0.0))
+        for metric, average in averages.items()
+    }
+
+
+def read_sets(
+    table: TableFile, split: str, columns: Sequence[str], separator: str
+) -> list[tuple[str, ...] | None]:
+    """Return the names of the labels of each row; None of a split without labels.
+
+    A single column has lists, or texts in which the `separator` is between the labels. Several
+    columns say 0 or 1, or false or true, for the label that each is named after.
+    """
+    if all(lacks_labels(table, split, each) for each in columns):
+        return [None] * len(table.rows)
+    if len(columns) > 1:
+        applies = [_read_column(table, each) for each in columns]
+        rows = zip(*applies, strict=True)
+        return [tuple(c for c, is_so in zip(columns, row, strict=True) if is_so) for row in rows]
+    (column,) = columns
+    require(
+        separator != "" or format_of(table.path) not in SEPARATED_FORMATS,
+        f"{table.path}: {column!r} has text, not lists; say what is between the labels of a cell, "
+        "such as own.label_separator=,",
+    )
+    if not separator:
+        return [*map(_unique, table.lists(column))]
+    cells = (cell.split(separator) for cell in table.column(column))
+    return [_unique(name for each in parts if (name := each.strip())) for parts in cells]
+
+
+def _unique(names: Any) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+def _read_column(table: TableFile, column: str) -> list[bool]:
+    """Return which rows have the label of a column."""
+    cells = table.column(column, fractions=True)
+    for number, cell in enumerate(cells):
+        require(
+            cell.strip().lower() in YES_NO,
+            f"{table.place(number)}: {column!r} is {cell!r}; it must be 0 or 1, or false or true",
+        )
+    return [YES_NO[cell.strip().lower()] for cell in cells]
+
+
+def find_labels(
+    table: TableFile, sets: Sequence[tuple[str, ...] | None], labels: Sequence[str]
+) -> list[tuple[int, ...] | None]:
+    """Return the places in `labels` of the names of each row; refuse an unknown name."""
+    found: list[tuple[int, ...] | None] = []
+    for number, names in enumerate(sets):
+        try:
+            places = sorted(find_label(name, labels) for name in names or ())
+        except UserError as error:
+            raise UserError(f"{table.place(number)}: {error}") from None
+        found.append(None if names is None else tuple(places))
+    return found

@@ -1,0 +1,213 @@
+"""Regression of texts and pairs: one number for each, or several that have names."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from electra.errors import UserError, require
+from electra.tasks.family import Constant, WrittenHead, name_outputs
+from electra.tasks.predictions import (
+    NUMBER,
+    predictions_name,
+    read_ensemble,
+    score,
+    write_predictions,
+)
+from electra.tasks.rows import Outputs, Rows, TaskBatch
+from electra.tasks.texts import Texts, read_cells
+from electra.text.table_files import TableFile
+
+Range = tuple[float, float]
+IDENTITY = {"activation_fn": "torch.nn.modules.linear.Identity", "version": "5.0.0"}
+"""What sentence-transformers' CrossEncoder reads in config.json; without it, a single output goes
+through a sigmoid there."""
+
+
+@dataclass(frozen=True)
+class Regression(Texts):
+    """Texts or pairs with a number for each of `names`; the target is "labels", in [0, 1]."""
+
+    names: tuple[str, ...] = ("label",)
+    """What the numbers are called: their columns."""
+    ranges: tuple[Range, ...] = ((0.0, 1.0),)
+    """Least and greatest of each, in train."""
+
+    @property
+    def num_outputs(self) -> int:
+        """One for each number."""
+        return len(self.names)
+
+    def encode_labels(self, labels: Sequence[tuple[float, ...] | None]) -> Tensor:
+        """Return the numbers (N, T) on the scales of their ranges; NaN where they are unknown."""
+        unknown = (math.nan,) * len(self.names)
+        return torch.tensor(
+            [
+                [
+                    (number - least) / (greatest - least)
+                    for number, (least, greatest) in zip(each or unknown, self.ranges, strict=True)
+                ]
+                for each in labels
+            ]
+        )
+
+    def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
+        """Return the mean squared error on [0, 1]."""
+        return F.mse_loss(outputs["logits"], batch.targets["labels"])
+
+    def measure(self, gold_NT: Sequence[Sequence[float]], said_NT: Any) -> dict[str, float]:
+        """Return the metrics; of several numbers their means, and then those of each by name."""
+        columns = zip(zip(*gold_NT, strict=True), zip(*said_NT, strict=True), strict=True)
+        each = [score(self.metrics, *column) for column in columns]
+        if len(each) == 1:
+            return each[0]
+        means = {metric: fmean(scores[metric] for scores in each) for metric in self.metrics}
+        named = zip(self.names, each, strict=True)
+        return means | {f"{m} {name}": scores[m] for name, scores in named for m in self.metrics}
+
+    def score(self, rows: Rows, outputs: Outputs) -> dict[str, float]:
+        """Return the metrics; empty if the numbers are unknown."""
+        if not self.is_labelled(rows.examples[0]):
+            return {}
+        return self.measure(rows.targets["labels"].tolist(), outputs["logits"].tolist())
+
+    def score_ensemble(self, folders: Sequence[Path]) -> dict[str, float]:
+        """Return the scores on dev of the mean of the numbers in the files."""
+        together = read_ensemble(folders)
+        if together is None:
+            return {}
+        gold = [[float(number) for number in each] for each in together.gold]
+        return self.measure(gold, together.values.tolist())
+
+    def find_constant(self, train: Rows, dev: Rows) -> Constant:
+        """Return loss and scores of always predicting train's means."""
+        labels_NT = train.targets["labels"]
+        said = [labels_NT.mean(dim=0).tolist()] * len(dev)
+        scores = self.measure(dev.targets["labels"].tolist(), said)
+        return Constant(labels_NT.var(dim=0, unbiased=False).mean().item(), scores)
+
+    def describe_collapse(self, dev: Rows, outputs: Outputs) -> str | None:
+        """Return a note if all predictions are the same but the numbers are not."""
+        said_NT = outputs["logits"].unique(dim=0)
+        if len(said_NT) > 1 or len(dev.targets["labels"].unique(dim=0)) == 1:
+            return None
+        return f"every dev prediction is {', '.join(map(str, self._unscale(said_NT)[0]))}"
+
+    def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
+        """Write numbers and predictions of each item."""
+        names = [f"label{ending}" for ending in self._endings]
+        gold = [
+            dict(zip(names, ("" if math.isnan(n) else n for n in each), strict=True))
+            for each in self._unscale(rows.targets["labels"])
+        ]
+        answers = self.describe_answers(rows, outputs)
+        write_predictions(folder / predictions_name(split), gold, answers)
+
+    def describe_answers(self, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
+        """Return the `prediction` for each item, or of several numbers `prediction_NAME`."""
+        names = [f"{NUMBER}{ending}" for ending in self._endings]
+        return [dict(zip(names, each, strict=True)) for each in self._unscale(outputs["logits"])]
+
+    def describe_blank(self, example: Any) -> dict[str, Any]:
+        """Return no number."""
+        return dict.fromkeys(f"{NUMBER}{ending}" for ending in self._endings)
+
+    @property
+    def _endings(self) -> list[str]:
+        """What tells the columns of the numbers apart."""
+        return [f"_{name}" for name in self.names] if len(self.names) > 1 else [""]
+
+    def _unscale(self, numbers_NT: Tensor) -> list[list[float]]:
+        """Return numbers in [0, 1] on the scales of their ranges, to a ten-thousandth of them."""
+        columns = []
+        for (least, greatest), column in zip(self.ranges, numbers_NT.T.tolist(), strict=True):
+            num_digits = max(4, 4 - math.floor(math.log10(greatest - least)))
+            columns.append([round(least + (greatest - least) * n, num_digits) for n in column])
+        return list(map(list, zip(*columns, strict=True)))
+
+    def as_transformers(self, parameters: Mapping[str, Tensor]) -> WrittenHead:
+        """Return a sequence classifier that gives numbers in their ranges."""
+        least, greatest = torch.tensor(self.ranges).T
+        weight, bias = (parameters[f"dense.{each}"] for each in ("weight", "bias"))
+        scaled = {
+            "dense.weight": weight * (greatest - least)[:, None],
+            "dense.bias": bias * (greatest - least) + least,
+        }
+        settings = {"problem_type": "regression", **name_outputs(self.names)}
+        settings["sentence_transformers"] = IDENTITY
+        return WrittenHead("SequenceClassification", {**parameters, **scaled}, settings)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the family's name, and names and ranges of its numbers."""
+        ranges = [list(each) for each in self.ranges]
+        return {"family": "regression", "names": list(self.names), "ranges": ranges}
+
+    @classmethod
+    def from_facts(cls, facts: dict[str, Any]) -> Self:
+        """Return the family of a saved model."""
+        return cls(
+            names=tuple(facts["names"]),
+            ranges=tuple((least, greatest) for least, greatest in facts["ranges"]),
+            has_pairs=len(facts["columns"]) == 2,
+        )
+
+
+def read_numbers(
+    table: TableFile, split: str, columns: Sequence[str], limits: Range = (-math.inf, math.inf)
+) -> list[tuple[float, ...] | None]:
+    """Return the numbers of each row in some columns; None of a split without labels."""
+    found = [
+        read_cells(table, split, each, partial(_read_number, each, limits), fractions=True)
+        for each in columns
+    ]
+    return [None if None in each else each for each in zip(*found, strict=True)]
+
+
+def _read_number(column: str, limits: Range, cell: str) -> float:
+    least, greatest = limits
+    try:
+        value = math.nan if "_" in cell else float(cell)  # which Python reads as 1000 in "1_000"
+    except ValueError:
+        value = math.nan
+    is_bounded = math.isfinite(least) or math.isfinite(greatest)
+    where = f" in [{least:g}, {greatest:g}]" if is_bounded else ""
+    require(
+        math.isfinite(value) and least <= value <= greatest,
+        f"{column!r} must be a number{where}, not {cell!r}",
+    )
+    return value
+
+
+def find_range(
+    read: Mapping[str, Sequence[tuple[TableFile, Sequence[float | None]]]], column: str
+) -> Range:
+    """Return the least and the greatest number of train, if every number can be scaled by them.
+
+    `read` has the tables of each split and their numbers, those of train all known.
+    """
+    train = [float(number or 0) for _, numbers in read["train"] for number in numbers]
+    least, greatest = min(train), max(train)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        size = np.float32(greatest) - np.float32(least)
+        require(
+            size != 0,
+            f"{read['train'][0][0].path}: every {column!r} is {least:g} in float32; two different "
+            "numbers are needed",
+        )
+        for table, numbers in chain.from_iterable(read.values()):
+            scaled = (np.array(numbers, np.float64).astype(np.float32) - np.float32(least)) / size
+            for place in np.flatnonzero(np.isinf(scaled)).tolist():  # an unknown number is NaN
+                raise UserError(
+                    f"{table.place(place)}: the label {numbers[place]:g} is beyond float32 on the "
+                    f"scale from {least:g} to {greatest:g}"
+                )
+    return least, greatest
