@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from electra.checkpoints.checkpoint import load_parameters, write_tensors
@@ -68,6 +69,11 @@ class Outgoing:
         return [*self.settings.get("id2label", {}).values()]
 
     @property
+    def thresholds(self) -> dict[str, float]:
+        """Probability from which on each of several labels applies; else empty."""
+        return dict(self.settings.get("thresholds", {}))
+
+    @property
     def is_of_task(self) -> bool:
         """Whether the head is that of a fine-tuning."""
         return self.kind not in ("", "PreTraining", "MaskedLM", "CausalLM")
@@ -77,7 +83,9 @@ class Outgoing:
         """The whole network."""
         is_number = self.settings.get("problem_type") == "regression"
         sizes, encoder = self.network.sizes, self.network.encoders[0]
-        return Graph(sizes, encoder, self.kind, self.module, is_number=is_number)
+        borders = torch.tensor([*self.thresholds.values()]).logit(eps=1e-6).tolist()
+        head = self.kind, self.module
+        return Graph(sizes, encoder, *head, is_number=is_number, borders=borders)
 
     def cut(self, layer: int) -> "Outgoing":
         """Return the encoder up to a layer, without a head."""
@@ -129,6 +137,7 @@ def export(
             agreements=agreements,
             has_generator=len(parts) > 1,
             labels=outgoing.labels,
+            thresholds=outgoing.thresholds,
             similarity=similarity,
         )
         _sign(folder, outgoing.source)

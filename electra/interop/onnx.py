@@ -45,11 +45,12 @@ class Graph(nn.Module):
         head: nn.Module | None = None,
         *,
         is_number: bool = False,
+        borders: Sequence[float] = (),
     ) -> None:
         super().__init__()
         self.encoder = Encoder(sizes)  # of plain layers, which torch can trace
         load_parameters(self.encoder, encoder)
-        self.kind, self.head, self.is_number = kind, head, is_number
+        self.kind, self.head, self.is_number, self.borders = kind, head, is_number, [*borders]
         self.is_pair = isinstance(head, PairHead)
         self.inputs = list_inputs(sizes, head)
         self.eval().requires_grad_(False)
@@ -198,7 +199,8 @@ def compare_text(
     """Return how often a file decides as the network does, on real text.
 
     A decision is whether a token is replaced, the likeliest token for every seventh, which is
-    masked, the likeliest tag of a token or label of a row, or the start and the end of an answer.
+    masked, the likeliest tag of a token or label of a row, whether each of several labels applies,
+    or the start and the end of an answer.
     Few tokens of real text are suspected, so that a discriminator is also compared at the threshold
     at which it suspects SUSPECTED of them.
 
@@ -215,7 +217,11 @@ def compare_text(
             states.append(pair)
         else:
             ours, theirs = pair
-            decided.append((ours.argmax(-1), theirs.argmax(-1)) if is_choice else pair)
+            if graph.borders:
+                pair = (ours >= graph.borders).ravel(), (theirs >= graph.borders).ravel()
+            elif is_choice:
+                pair = ours.argmax(-1), theirs.argmax(-1)
+            decided.append(pair)
     is_long = any(len(ours) for ours, _ in decided)
     require(is_long, "the text of --int8 has no line that is long enough to compare")
     a, b = _join(decided)

@@ -4,7 +4,7 @@ import html
 import io
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -70,10 +70,21 @@ def find_panels(runs: Sequence[Run]) -> list[Panel]:
 
 def draw_svg(panel: Panel, runs: Sequence[Run]) -> str:
     """Return one panel as an `<svg>` element for the page, in the page's colours."""
-    # The salt makes the ids in this panel differ from those in the page's other panels.
-    with matplotlib.rc_context(STYLE | {"svg.hashsalt": panel.title}):
-        figure = Figure(figsize=(4.6, 2.7), layout="constrained", dpi=72)
-        _draw(figure, panel, runs)
+    label = f"{panel.title} against {_unit_of_x(runs)}"
+    return to_svg(lambda figure: _draw(figure, panel, runs), (4.6, 2.7), panel.title, label)
+
+
+def to_svg(
+    draw: Callable[[Figure], None], size: tuple[float, float], title: str, label: str
+) -> str:
+    """Return what `draw` draws as an `<svg>` element for the page, in the page's colours.
+
+    `size` is in inches of 72 units. No two pictures of a page may have one title.
+    """
+    # The salt makes the ids in this picture differ from those in the page's other pictures.
+    with matplotlib.rc_context(STYLE | {"svg.hashsalt": title}):
+        figure = Figure(figsize=size, layout="constrained", dpi=72)
+        draw(figure)
         # The layout of savefig cuts off the label beside ticks of many digits.
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
@@ -87,9 +98,9 @@ def draw_svg(panel: Panel, runs: Sequence[Run]) -> str:
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
     for colour, name in PAGE_COLOURS.items():
         svg = svg.replace(colour, f"var({name})")
-    width, height = (round(72 * size, 1) for size in figure.get_size_inches())
-    label = html.escape(f"{panel.title} against {_unit_of_x(runs)}")
-    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}">{svg.strip()}'
+    width, height = (round(72 * each, 1) for each in figure.get_size_inches())
+    said = f'role="img" aria-label="{html.escape(label)}"'
+    return f'<svg viewBox="0 0 {width} {height}" {said}>{svg.strip()}'
 
 
 def _draw(figure: Figure, panel: Panel, runs: Sequence[Run]) -> None:

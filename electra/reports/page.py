@@ -14,6 +14,7 @@ from electra.files import make_folder, write_text
 from electra.method.config import ALONE
 from electra.reports.curves import draw_svg, find_panels
 from electra.reports.glossary import GLOSSARY, Metric
+from electra.reports.judgements import Judgements, describe_judgements, read_judgements
 from electra.reports.rendering import Table
 from electra.reports.runs import (
     Finetuning,
@@ -40,6 +41,8 @@ TERMS = {
     "share of what is right that is found. 0 to 1.",
     "mcc": "Matthews correlation of answers and labels: 1 is perfect, 0 is any constant answer, "
     "however frequent a label is.",
+    "macro_f1": "Mean of the F1 of all labels: a rare label counts as much as a frequent one.",
+    "micro_f1": "F1 of all labels together, each pair of a text and a label being one answer.",
     "spearman": "Correlation of the ranks of predicted and true numbers: 1 is the same order.",
     "pearson": "Linear correlation of predicted and true numbers: 1 is a straight line.",
     "exact": "Share of the questions whose answer is one of the given ones, word for word.",
@@ -47,6 +50,8 @@ TERMS = {
     "pre-training gives.",
     "constant answer": "The score of one answer to everything, which fits train best: the most "
     "frequent label, the mean of numbers, equal chances of choices.",
+    "calibration": "Whether probabilities are what they say: of the answers with 80%, four in five "
+    "are right. ECE is the mean distance between the two.",
     "collapsed": "A fine-tuning whose answers are no better than a constant one. Another seed, or "
     "a lower learning rate, may learn.",
 }
@@ -78,10 +83,15 @@ def write_report(folders: Sequence[Path], out: Path) -> str:
     runs = [folder for folder in folders if is_run(folder)]
     shown = next((run for run in runs if (run / "samples.json").exists()), None)
     following = _find_next(folders, runs)
+    tuned = [
+        folder for folder in folders if not is_run(folder) and (folder / "results.json").exists()
+    ]
+    judged = [each for each in map(read_judgements, tuned) if each]
     write_page(
         out,
         found.runs,
         finetunings=found.finetunings,
+        judged=judged,
         models=found.models,
         sentences=read_samples(shown) if shown else (),
         sentences_of=found.runs[runs.index(shown)].name if shown else "",
@@ -109,6 +119,7 @@ def write_page(
     runs: Sequence[Run],
     *,
     finetunings: Sequence[Finetuning] = (),
+    judged: Sequence[Judgements] = (),
     models: Sequence[Model] = (),
     sentences: Sequence[Sentence] = (),
     sentences_of: str = "",
@@ -133,13 +144,14 @@ def write_page(
         is_spread=any(each.std is not None for each in finetunings),
         is_replaced=any(each.num_replaced for each in finetunings),
         origins=origins_table(finetunings),
+        judged=[{**describe_judgements(each), "draw": Markup} for each in judged],
         models=models_table(models),
         facts=facts_table(runs),
         json=lambda value: json.dumps(value, indent=2, ensure_ascii=False),
         to_dict=to_dict,
         panels=find_panels(runs),
         measured=_list_measured(runs),
-        terms=_list_terms(finetunings),
+        terms=_list_terms(finetunings, is_judged=bool(judged)),
         draw=lambda panel, runs: Markup(draw_svg(panel, runs)),
         sentences=sentences[:NUM_SHOWN],
         folded=sentences[NUM_SHOWN:],
@@ -159,9 +171,10 @@ def _list_measured(runs: Sequence[Run]) -> dict[str, Metric]:
     return {name: metric for name, metric in GLOSSARY.items() if name in found}
 
 
-def _list_terms(finetunings: Sequence[Finetuning]) -> dict[str, str]:
+def _list_terms(finetunings: Sequence[Finetuning], *, is_judged: bool) -> dict[str, str]:
     """Return the words of the fine-tunings on the page, explained."""
     words = {each.metric for each in finetunings}
+    words |= {"calibration"} if is_judged else set()
     words |= {"from scratch"} if any(each.from_scratch for each in finetunings) else set()
     words |= {"collapsed"} if any(each.num_degenerate for each in finetunings) else set()
     words |= {"constant answer"} if any(e.majority is not None for e in finetunings) else set()

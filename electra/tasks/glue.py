@@ -13,7 +13,7 @@ from electra.tasks.classification import Classification, read_names
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Columns, Family, Task, find_split, find_splits
 from electra.tasks.regression import Regression, read_numbers
-from electra.tasks.texts import Example, read_pairs
+from electra.tasks.texts import combine, read_pairs
 from electra.text.table_files import TableFile, read_table
 from electra.text.tables import TABLE_FORMATS
 
@@ -135,8 +135,7 @@ def read_glue_task(name: str, data: Path, config: FinetuneConfig) -> Task:
                 if task.label_range
                 else read_names(table, split, label, task.labels)
             )
-            found = zip(pairs, labels, strict=True)
-            examples[split] += [Example(*pair, label) for pair, label in found]
+            examples[split] += combine(pairs, labels)
             if table.num_short:
                 notes.append(
                     f"{path.name}: {table.num_short:,} of {len(table.rows) + table.num_short:,} "

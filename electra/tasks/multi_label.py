@@ -68,9 +68,9 @@ class MultiLabel(Texts):
         return Counter(self.labels[place] for each in examples for place in each.label)
 
     def fit_to_dev(self, dev: Rows, outputs: Outputs) -> Self:
-        """Return the family with the thresholds that have the best F1 of each label on dev."""
+        """Return the family with the thresholds that have the best headline score on dev."""
         gold, probs = dev.targets["labels"].numpy() > 0, outputs["logits"].sigmoid().numpy()
-        return replace(self, thresholds=choose_thresholds(gold, probs))
+        return replace(self, thresholds=choose_thresholds(gold, probs, self.headline))
 
     def decide(self, logits_NC: Tensor) -> Tensor:
         """Return whether each label (N, C) is predicted."""
@@ -90,7 +90,7 @@ class MultiLabel(Texts):
         if together is None:
             return {}
         gold = np.array([[name in names for name in self.labels] for (names,) in together.gold])
-        said = together.values >= choose_thresholds(gold, together.values)
+        said = together.values >= choose_thresholds(gold, together.values, self.headline)
         return score_sets(self.metrics, gold, said)
 
     def find_constant(self, train: Rows, dev: Rows) -> Constant:
@@ -160,27 +160,44 @@ class MultiLabel(Texts):
         return cls(labels=labels, thresholds=thresholds, has_pairs=len(facts["columns"]) == 2)
 
 
-def choose_thresholds(gold_NC: np.ndarray, probs_NC: np.ndarray) -> tuple[float, ...]:
-    """Return for each label the threshold of its probabilities that has the best F1.
+def choose_thresholds(gold_NC: np.ndarray, probs_NC: np.ndarray, metric: str) -> tuple[float, ...]:
+    """Return a threshold of the probabilities of each label, which together have the best score.
 
-    It lies halfway between two probabilities; of equally good ones the highest is taken. A label
-    that no item has, or whose probabilities are not numbers, has USUAL_THRESHOLD.
+    A threshold lies halfway between two probabilities, above all or below all of a label's. Without
+    probabilities, those of a model that diverged, it is USUAL_THRESHOLD.
 
     Args:
         gold_NC: Whether item n has label c.
         probs_NC: Its probability.
+        metric: macro_f1, whose terms are the labels' own; or micro_f1, a ratio of two sums over the
+            labels, which Dinkelbach's algorithm maximises: at a ratio r, each label takes what has
+            the greatest 2 * right - r * predicted, and these have the next ratio, until it stays.
     """
-    thresholds = []
-    for gold_N, probs_N in zip(gold_NC.T, probs_NC.T.astype(np.float64), strict=True):
-        if not gold_N.any() or not np.isfinite(probs_N).all():
-            thresholds.append(USUAL_THRESHOLD)
-            continue
-        order = np.argsort(-probs_N, kind="stable")
-        falling = np.append(probs_N[order], 0.0)
-        f1 = 2 * gold_N[order].cumsum() / (np.arange(1, len(order) + 1) + gold_N.sum())
-        best = np.where(falling[:-1] > falling[1:], f1, -1.0).argmax()  # not between equal ones
-        thresholds.append(float(falling[best : best + 2].mean()))
-    return tuple(thresholds)
+    if not np.isfinite(probs_NC).all():
+        return (USUAL_THRESHOLD,) * gold_NC.shape[1]
+    order_NC = np.argsort(-probs_NC, axis=0, kind="stable")
+    falling = np.take_along_axis(probs_NC.astype(np.float64), order_NC, axis=0)
+    bounds = np.vstack([np.ones(falling.shape[1]), falling, np.zeros(falling.shape[1])])
+    right = np.vstack([np.zeros(falling.shape[1]), np.take_along_axis(gold_NC, order_NC, axis=0)])
+    right, said = right.cumsum(axis=0), np.arange(len(right))[:, None]
+    is_border = bounds[:-1] > bounds[1:]  # not between equal ones
+    is_border[0] |= ~is_border.any(axis=0)
+    num_gold = gold_NC.sum(axis=0)
+    if metric == "macro_f1":
+        f1 = 2 * right / np.maximum(said + num_gold, 1)
+        places = np.where(is_border, f1, -1.0).argmax(axis=0)
+    else:
+        ratio, places = -1.0, np.zeros(len(num_gold), int)
+        while True:
+            taken = np.take_along_axis(right, places[None], axis=0).sum()
+            reached = 2 * taken / max(places.sum() + num_gold.sum(), 1)
+            if reached <= ratio:
+                break
+            ratio = reached
+            gain = np.where(is_border, 2 * right - ratio * said, -np.inf)
+            places = gain.argmax(axis=0)
+    edges = np.take_along_axis(bounds, np.vstack([places, places + 1]), axis=0)
+    return tuple(edges.mean(axis=0).tolist())
 
 
 def score_sets(

@@ -14,7 +14,7 @@ from electra.tasks.config import OWN_METRICS, FinetuneConfig, OwnTaskConfig
 from electra.tasks.family import Columns, Task, find_splits
 from electra.tasks.multi_label import MultiLabel, find_labels, read_sets
 from electra.tasks.regression import Regression, find_range, read_numbers
-from electra.tasks.texts import Example, Texts, read_pairs
+from electra.tasks.texts import Example, Texts, combine, read_pairs
 from electra.text.table_files import TableFile, read_table
 from electra.text.tables import SEPARATED_FORMATS, TABLE_FORMATS, format_of
 
@@ -67,11 +67,7 @@ def read_own_task(name: str, data: Path, config: FinetuneConfig) -> Task:
     pairs = _read(tables, lambda split, table: read_pairs(table, texts))
     family, answers, notes = KINDS[own.kind](tables, columns.labels, own)
     examples = {
-        split: [
-            Example(*pair, label)
-            for pair, label in zip(chain(*parts), chain(*answers[split]), strict=True)
-        ]
-        for split, parts in pairs.items()
+        split: combine(chain(*parts), chain(*answers[split])) for split, parts in pairs.items()
     }
     usual = OWN_METRICS[own.kind]
     headline = own.metric or usual[0]

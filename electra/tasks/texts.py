@@ -1,7 +1,7 @@
 """Texts and pairs of texts with an answer each: what their families share."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -123,6 +123,11 @@ def read_pairs(table: TableFile, columns: Sequence[str]) -> list[tuple[str, str 
     """Return the text of each row and the second one of a pair, whose columns are one or two."""
     firsts, *others = [table.column(each) for each in columns]
     return list(zip(firsts, others[0] if others else [None] * len(firsts), strict=True))
+
+
+def combine(pairs: Iterable[tuple[str, str | None]], labels: Iterable[Any]) -> list[Example]:
+    """Return an example for each text or pair and its label."""
+    return [Example(a, b, label) for (a, b), label in zip(pairs, labels, strict=True)]
 
 
 def read_cells(
