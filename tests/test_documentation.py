@@ -129,6 +129,13 @@ def place(toy_text, toy_shards, tmp_path):
             write_table(folder / task / f"{split}.tsv", [("text", "label"), *labelled])
         header = ("text_a", "text_b", "label")
         write_table(folder / "duplicates" / f"{split}.tsv", [header, *pairs])
+        topics = [{"text": text, "label": ["boat"] * int(label)} for text, label in labelled]
+        numbers = [
+            {"text": text, "style": n, "content": -n} for n, (text, _) in enumerate(labelled)
+        ]
+        for name, rows in (("topics", topics), ("essays", numbers)):
+            (folder / name).mkdir(exist_ok=True)
+            (folder / name / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
         tagged = [row for each in words for row in (*each, "")]
         write_table(folder / "names" / f"{split}.txt", tagged)
     convert(ROOT / "tests" / "tf_checkpoint", folder / "electra_small")
