@@ -19,7 +19,9 @@ from electra.reports.rendering import Table
 from electra.tasks.predictions import predictions_name, read_predictions
 
 MOST_LABELS = 20
-"""Labels that are shown, the most frequent first; in a matrix the others stand together."""
+"""Labels that a table has, the most frequent first."""
+MOST_CONFUSED = 12
+"""Labels of a matrix, of which the last stands for all the others."""
 OTHERS = "others"
 BINS = 10
 
@@ -47,6 +49,8 @@ class Calibration(NamedTuple):
     """Mean confidence of each bin that is not empty."""
     share: np.ndarray
     """Share of its predictions that are right."""
+    counts: np.ndarray
+    """Its predictions."""
     error: float
     """Mean distance of the two, each bin weighted by its predictions (ECE)."""
 
@@ -90,7 +94,7 @@ def measure_calibration(confidence: np.ndarray, is_right: np.ndarray) -> Calibra
         for each in (confidence, is_right)
     )
     error = float((np.abs(means - shares) * counts[kept]).sum() / counts.sum())
-    return Calibration(means, shares, error)
+    return Calibration(means, shares, counts[kept], error)
 
 
 def calibrate(judged: Judgements) -> Calibration:
@@ -105,11 +109,11 @@ def count_confusions(judged: Judgements) -> tuple[list[str], np.ndarray]:
     """Return the labels that are shown, and how many texts of each got each prediction (C, C)."""
     counts_CC = judged.gold_NC.T.astype(int) @ judged.said_NC.astype(int)
     names = list(judged.labels)
-    if len(names) > MOST_LABELS:
-        kept = np.sort(np.argsort(-judged.gold_NC.sum(axis=0), kind="stable")[: MOST_LABELS - 1])
-        groups = np.full(len(names), MOST_LABELS - 1)
-        groups[kept] = np.arange(MOST_LABELS - 1)
-        together = np.zeros((MOST_LABELS, MOST_LABELS), int)
+    if len(names) > MOST_CONFUSED:
+        kept = np.sort(np.argsort(-judged.gold_NC.sum(axis=0), kind="stable")[: MOST_CONFUSED - 1])
+        groups = np.full(len(names), MOST_CONFUSED - 1)
+        groups[kept] = np.arange(MOST_CONFUSED - 1)
+        together = np.zeros((MOST_CONFUSED, MOST_CONFUSED), int)
         np.add.at(together, (groups[:, None], groups[None, :]), counts_CC)
         return [*(names[place] for place in kept), OTHERS], together
     return names, counts_CC
@@ -136,7 +140,8 @@ def describe_judgements(judged: Judgements) -> dict[str, Any]:
         {
             "title": "Calibration",
             "caption": "On the diagonal, of the answers with a probability of 80% four in five are "
-            f"right. Expected calibration error (ECE): {found.error:.3f}.",
+            "right. The larger a point, the more answers. Expected calibration error (ECE): "
+            f"{found.error:.3f}.",
             "svg": _draw_calibration(judged, found),
         }
     ]
@@ -162,7 +167,9 @@ def _draw_calibration(judged: Judgements, found: Calibration) -> str:
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         axes.plot([0, 1], [0, 1], "--", color=INK)
-        axes.plot(found.confidence, found.share, marker="o", color=COLOURS[0])
+        sizes = 12 + 160 * found.counts / found.counts.max()
+        axes.plot(found.confidence, found.share, color=COLOURS[0], alpha=0.5)
+        axes.scatter(found.confidence, found.share, sizes, COLOURS[0], clip_on=False, zorder=3)
         axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
         axes.set_xlabel("probability of the answer" if judged.is_single else "probability")
         axes.set_ylabel("share that is right" if judged.is_single else "share that has the label")
