@@ -224,6 +224,7 @@ class Training:
             seed=seed,
             from_scratch=job.from_scratch,
         )
+        job.task.family.start_head(self.model.head, self.train)
         self.whole_table = keep_tokens(self.model, rows.token_ids)
         self.model.to(machine.device)
         self.optimizer_config = OptimizerConfig(

@@ -338,6 +338,9 @@ class Family(ABC):
     def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
         """Return the mean loss of a batch."""
 
+    def start_head(self, head: nn.Module, train: Rows) -> None:
+        """Give a new head what of train it begins with, such as a bias; by default nothing."""
+
     def weigh(self, train: Rows) -> Tensor:
         """Return the target "weights" of a balanced loss, (N, ...); they are 1 on average."""
         raise NotImplementedError

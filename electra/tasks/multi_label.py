@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from electra.errors import UserError, require
 from electra.tasks.classification import find_label, name_probs
@@ -49,6 +49,18 @@ class MultiLabel(Texts):
         for row, each in zip(encoded_NC, labels, strict=True):
             row[[*each] if each is not None else slice(None)] = torch.nan if each is None else 1.0
         return encoded_NC
+
+    @torch.no_grad()
+    def start_head(self, head: nn.Module, train: Rows) -> None:
+        """Set the bias to the log-odds of each label in train.
+
+        From 0, the many rare labels would all push the states of all texts one way, and a small
+        encoder loses what tells texts apart. Source: Lin et al. 2017, "Focal Loss for Dense Object
+        Detection" (section 4.1).
+        """
+        bias = head.dense.bias
+        assert isinstance(bias, Tensor)
+        bias.copy_(_find_shares(train).logit(eps=0.5 / len(train)))
 
     def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
         """Return the mean binary cross-entropy, nats, over all labels of all items."""
@@ -98,9 +110,7 @@ class MultiLabel(Texts):
 
         They are as many as have the best micro-averaged F1 on train.
         """
-        labels_NC = train.targets["labels"]
-        weights_NC = train.targets.get("weights", torch.ones_like(labels_NC))
-        shares_C = (labels_NC * weights_NC).mean(dim=0)
+        labels_NC, shares_C = train.targets["labels"], _find_shares(train)
         loss = (torch.special.entr(shares_C) + torch.special.entr(1 - shares_C)).mean().item()
         counts_C, order_C = labels_NC.sum(dim=0).sort(descending=True, stable=True)
         sizes_C = len(labels_NC) * torch.arange(1, len(counts_C) + 1)
@@ -158,6 +168,12 @@ class MultiLabel(Texts):
         """Return the family of a saved model."""
         labels, thresholds = tuple(facts["labels"]), tuple(facts["thresholds"])
         return cls(labels=labels, thresholds=thresholds, has_pairs=len(facts["columns"]) == 2)
+
+
+def _find_shares(train: Rows) -> Tensor:
+    """Return the share of each label (C,), of weighted classes that of the weights."""
+    labels_NC = train.targets["labels"]
+    return (labels_NC * train.targets.get("weights", 1.0)).mean(dim=0)
 
 
 def choose_thresholds(gold_NC: np.ndarray, probs_NC: np.ndarray, metric: str) -> tuple[float, ...]:
