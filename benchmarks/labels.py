@@ -43,7 +43,7 @@ from electra.text.table_files import read_table
 
 CATEGORY = re.compile(r"[a-z-]+(\.[A-Za-z-]{2,})?")
 """A category of arXiv's; the codes of other classifications are left out."""
-COUNT = 300
+COUNT = 1000
 """Texts that a category must have."""
 SIZES = {"train": 1000, "dev": 500, "test": 1000}
 METRICS = ("micro_f1", "macro_f1")

@@ -340,6 +340,7 @@ class Family(ABC):
 
     def start_head(self, head: nn.Module, train: Rows) -> None:
         """Give a new head what of train it begins with, such as a bias; by default nothing."""
+        return
 
     def weigh(self, train: Rows) -> Tensor:
         """Return the target "weights" of a balanced loss, (N, ...); they are 1 on average."""
