@@ -30,7 +30,7 @@ from electra.reports.judgements import (
     read_judgements,
     tabulate_labels,
 )
-from electra.tasks.config import OwnTaskConfig
+from electra.tasks.config import FinetuneConfig, OwnTaskConfig
 from electra.tasks.multi_label import choose_thresholds
 from electra.tasks.rows import make_batch
 from electra.tasks.texts import Example
@@ -207,6 +207,20 @@ def test_a_balanced_constant_answer_has_the_loss_that_no_other_constant_beats(na
         logits = (torch.randn(family.num_outputs, generator=generator) * scale).expand(60, -1)
         loss = family.loss({"logits": logits}, batch).item()
         assert loss == pytest.approx(least) if scale == 0 else loss > least
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_a_new_head_begins_as_the_constant_answer(is_weighted, toy_tokenizer, toy_config):
+    family, rows = CASES["several labels"].family, draw_task("several labels", 60)
+    rows = rows.encode(toy_tokenizer, 16)
+    train = rows["train"]
+    train.targets.update({"weights": family.weigh(train)} if is_weighted else {})
+    head = family.build_head(toy_config.model, FinetuneConfig())
+    torch.nn.init.zeros_(head.dense.weight)
+    family.start_head(head, train)
+    batch = make_batch(train, torch.arange(len(train)), torch.device("cpu"))
+    loss = family.loss({"logits": head.dense.bias.expand(len(train), -1)}, batch)
+    assert loss.item() == pytest.approx(family.find_constant(train, rows["dev"]).loss)
 
 
 def test_as_many_labels_as_a_row_has_tokens_are_kept(toy_tokenizer):

@@ -58,9 +58,8 @@ class MultiLabel(Texts):
         encoder loses what tells texts apart. Source: Lin et al. 2017, "Focal Loss for Dense Object
         Detection" (section 4.1).
         """
-        bias = head.dense.bias
-        assert isinstance(bias, Tensor)
-        bias.copy_(_find_shares(train).logit(eps=0.5 / len(train)))
+        log_odds = _find_shares(train).logit(eps=0.5 / len(train))
+        head.get_parameter("dense.bias").copy_(log_odds)
 
     def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
         """Return the mean binary cross-entropy, nats, over all labels of all items."""
