@@ -49,9 +49,9 @@ def finetune(
     `tagging` (named entities, chunks or parts of speech, in CoNLL's columns or JSON lines), and
     `own`, a task of yours: a folder with a train and a dev file, and perhaps a test file, as .tsv,
     .csv, .jsonl or .parquet. Without a dev file, `--set dev_fraction=0.1` makes a tenth of train
-    the dev set. Each row holds a text, a pair of texts, or a text and choices, with a
-    label or a number. `--set own.field=value` names the files and columns; so does `--task
-    FILE.toml`, a file of the same fields.
+    the dev set. Each row holds a text, a pair of texts, or a text and choices, with a label, a
+    number, or several of them (own.kind). `--set own.field=value` names the files and columns; so
+    does `--task FILE.toml`, a file of the same fields.
 
     A command that was interrupted continues after its last finished seed when it is given again.
 
