@@ -32,7 +32,7 @@ from electra.checkpoints.finetuned import read_finetuned
 from electra.checkpoints.folder import read_model
 from electra.checkpoints.manifest import find_commit
 from electra.files import write_json, write_text
-from electra.finetuning.loop import finetune
+from electra.finetuning.loop import finetune, ignore
 from electra.inference.predict import load_model
 from electra.presets import finetune_preset
 from electra.reports.rendering import Table, to_markdown
@@ -145,10 +145,10 @@ def main() -> None:
         if not (options.runs / head).exists():
             data = options.runs / "data" / head
             out = options.runs / head
-            finetune(options.start, "own", data, out, config, seeds=options.seeds, progress=print)
+            finetune(options.start, "own", data, out, config, seeds=options.seeds, progress=ignore)
     found = compare(options.runs, splits, labels, options.seeds)
     facts = {
-        "start": read_model(options.start).source,
+        "start": Path(read_model(options.start).source).name,
         "settings": to_dict(preset) | dict(each.split("=") for each in SETTINGS),
         "sizes": SIZES,
         "labels": labels,
