@@ -5,9 +5,10 @@
     electra pretrain shards --preset tiny --out run --set train.steps=2500
     python -m benchmarks.labels run ABSTRACTS --runs FOLDER --out results/labels.json
 
-The run of the results was stopped at step 824. ABSTRACTS is a table of JSON lines with `id`, `title`, `text` and `categories`. By a hash of the id
-the first texts are train, dev and test; `--rest rest.jsonl` writes the others and trains nothing. A
-text is a title and its abstract; its labels are the categories that COUNT texts have.
+The run of the results was stopped at step 824. ABSTRACTS is a table of JSON lines with `id`,
+`title`, `text` and `categories`. By a hash of the id the first texts are train, dev and test;
+`--rest rest.jsonl` writes the others and trains nothing. A text is a title and its abstract; its
+labels are the categories that COUNT texts have.
 
 Each head is fine-tuned with three seeds on the same texts. The head for one label learns the first
 category. It answers with the likeliest one, or, as the head for several does, with all whose
