@@ -29,16 +29,13 @@ if TYPE_CHECKING:
 __all__ = ["Interrupted", "Model", "UserError", "__version__", "detect", "embed", "encode"]
 __all__ += ["export", "fill", "finetune", "load", "predict", "prepare", "pretrain"]
 __all__ += ["report", "score", "show", "verify"]
+PLACES = {"UserError": "errors", "Interrupted": "processes"}
 
 
 def __getattr__(name: str) -> Any:
     """Return a name of the library; torch is imported with the first one."""
-    if name == "UserError":
-        return import_module("electra.errors").UserError
-    if name == "Interrupted":
-        return import_module("electra.processes").Interrupted
     if name in __all__:
-        return getattr(import_module("electra.library"), name)
+        return getattr(import_module(f"electra.{PLACES.get(name, 'library')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -17,7 +17,10 @@ from electra.tasks.family import Constant, Family, WrittenHead, name_outputs
 from electra.tasks.predictions import (
     PROB,
     predictions_name,
+    read_answers,
     read_ensemble,
+    read_predictions,
+    require_right,
     score,
     write_predictions,
 )
@@ -25,8 +28,6 @@ from electra.tasks.rows import Outputs, Rows, TaskBatch
 from electra.tasks.texts import Example, Texts, read_cells
 from electra.text.table_files import TableFile
 
-RIGHT_TOLERANCE = 1e-4
-"""Relative difference of a number and what `write_predictions` keeps of it."""
 NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{1,18})?")
 
 
@@ -88,21 +89,14 @@ class Labelled(Family):
 
     def read_answers(self, folder: Path, split: str) -> list[dict[str, Any]]:
         """Return the predictions, and the probability of each label."""
-        rows = read_table(folder / predictions_name(split)).rows
-        names = [name for name in rows[0] if name not in ("index", "label")]
-        text = {"prediction"} if self.labels else set()
-        return [{n: row[n] if n in text else float(row[n]) for n in names} for row in rows]
+        return read_answers(folder / predictions_name(split))
 
     def score_answers(self, folder: Path, split: str, examples: Sequence[Any]) -> dict[str, float]:
         """Return the metrics of the predictions and labels in the file."""
-        table = read_table(folder / predictions_name(split))
-        read: Any = self.labels.index if self.labels else float
-        gold, said = (list(map(read, table.column(name))) for name in ("label", "prediction"))
-        right = [each.label for each in examples] or gold
-        require(
-            len(right) == len(gold) and np.allclose(right, gold, rtol=RIGHT_TOLERANCE),
-            f"{table.path}: its labels are not those of the task's files",
-        )
+        path = folder / predictions_name(split)
+        gold = [self.labels.index(label) for (label,) in read_predictions(path).gold]
+        require_right(path, gold, [each.label for each in examples])
+        said = [self.labels.index(each["prediction"]) for each in read_answers(path)]
         return score(self.metrics, gold, said, len(self.labels))
 
     def find_constant(self, train: Rows, dev: Rows) -> Constant:

@@ -1,7 +1,7 @@
 """Several labels a text: each label of a text or a pair applies or does not."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -14,7 +14,16 @@ from torch import Tensor, nn
 from electra.errors import UserError, require
 from electra.tasks.classification import find_label, name_probs
 from electra.tasks.family import Constant, WrittenHead, name_outputs
-from electra.tasks.predictions import PROB, SETS, predictions_name, read_ensemble, write_predictions
+from electra.tasks.predictions import (
+    PROB,
+    SETS,
+    predictions_name,
+    read_answers,
+    read_ensemble,
+    read_predictions,
+    require_right,
+    write_predictions,
+)
 from electra.tasks.rows import Outputs, Rows, TaskBatch
 from electra.tasks.texts import Example, Texts, lacks_labels
 from electra.text.table_files import TableFile
@@ -100,9 +109,26 @@ class MultiLabel(Texts):
         together = read_ensemble(folders)
         if together is None:
             return {}
-        gold = np.array([[name in names for name in self.labels] for (names,) in together.gold])
+        gold = self._mark(names for (names,) in together.gold)
         said = together.values >= choose_thresholds(gold, together.values, self.headline)
         return score_sets(self.metrics, gold, said)
+
+    def read_answers(self, folder: Path, split: str) -> list[dict[str, Any]]:
+        """Return the predicted labels, and the probability of each label."""
+        return read_answers(folder / predictions_name(split))
+
+    def score_answers(self, folder: Path, split: str, examples: Sequence[Any]) -> dict[str, float]:
+        """Return the metrics of the predicted and the right labels in the file."""
+        path = folder / predictions_name(split)
+        gold = self._mark(names for (names,) in read_predictions(path).gold)
+        right = self._mark([self.labels[place] for place in each.label] for each in examples)
+        require_right(path, gold, right)
+        said = self._mark(each["prediction"] for each in read_answers(path))
+        return score_sets(self.metrics, gold, said)
+
+    def _mark(self, sets: Iterable[Sequence[str]]) -> np.ndarray:
+        """Return whether each item has each label (N, C)."""
+        return np.array([[name in names for name in self.labels] for names in sets])
 
     def find_constant(self, train: Rows, dev: Rows) -> Constant:
         """Return loss and scores of predicting for all texts the same, most frequent labels.

@@ -12,6 +12,8 @@ from electra.errors import UserError, require
 from electra.files import parse_json
 from electra.text.table_files import read_table
 
+RIGHT_TOLERANCE = 1e-4
+"""Relative difference of a number and what `write_predictions` keeps of it."""
 PROB = "prob_"
 """Prefix of the columns of probabilities."""
 NUMBER = "prediction"
@@ -75,6 +77,26 @@ def read_predictions(path: Path) -> Predictions:
     ]
     labels = tuple(name.removeprefix(PROB) for name in probs)
     return Predictions(labels, tuple(zip(*gold, strict=True)), numbers)
+
+
+def read_answers(path: Path) -> list[dict[str, Any]]:
+    """Return the answers in what `write_predictions` wrote, without the right ones."""
+    table = read_table(path)
+    has_probs = any(name.startswith(PROB) for name in table.columns)
+    of_text = _read if SETS in table.columns else str
+    readers: dict[str, Any] = {
+        name: of_text if name == NUMBER and has_probs else float
+        for name in table.columns
+        if name.startswith((PROB, NUMBER))
+    }
+    columns = [map(read, table.column(name)) for name, read in readers.items()]
+    return [dict(zip(readers, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def require_right(path: Path, kept: Any, right: Any) -> None:
+    """Refuse kept labels or numbers that are not the right ones; these may not be at hand."""
+    is_same = np.shape(kept) == np.shape(right) and np.allclose(kept, right, rtol=RIGHT_TOLERANCE)
+    require(not len(right) or is_same, f"{path}: its labels are not those of the task's files")
 
 
 def _read(cell: str) -> Any:

@@ -19,7 +19,10 @@ from electra.tasks.family import Constant, WrittenHead, name_outputs
 from electra.tasks.predictions import (
     NUMBER,
     predictions_name,
+    read_answers,
     read_ensemble,
+    read_predictions,
+    require_right,
     score,
     write_predictions,
 )
@@ -87,6 +90,18 @@ class Regression(Texts):
             return {}
         gold = [[float(number) for number in each] for each in together.gold]
         return self.measure(gold, together.values.tolist())
+
+    def read_answers(self, folder: Path, split: str) -> list[dict[str, Any]]:
+        """Return the predicted numbers."""
+        return read_answers(folder / predictions_name(split))
+
+    def score_answers(self, folder: Path, split: str, examples: Sequence[Any]) -> dict[str, float]:
+        """Return the metrics of both kinds of numbers in the file."""
+        path = folder / predictions_name(split)
+        kept = read_predictions(path)
+        gold = [[float(number) for number in each] for each in kept.gold]
+        require_right(path, gold, [each.label for each in examples])
+        return self.measure(gold, kept.values.tolist())
 
     def find_constant(self, train: Rows, dev: Rows) -> Constant:
         """Return loss and scores of always predicting train's means."""

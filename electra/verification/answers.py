@@ -1,6 +1,6 @@
 """What a fine-tuning claims: its start, its task, its answers, and the scores that follow."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -151,13 +151,19 @@ def _score(
     if not found:
         raise Absent("the right answers are in the task's files: --data names their folder")
     wrong = [name for name in said if abs(found[name] - said[name]) > SCORE_TOLERANCE]
-    numbers = [each.get("prediction") for each in family.read_answers(place, split)]
-    if wrong and isinstance(numbers[0], float) and len({*numbers}) < len(numbers):
+    if wrong and _has_ties(family.read_answers(place, split)):
         raise Absent("the kept numbers are rounded, and some are equal: their ranks are lost")
     for name in wrong:
         raise UserError(f"{place}: {name} of {split} is {found[name]:.6f}, not {said[name]}")
     name = next(iter(said))
     return f"{split} {name} {said[name]:.3f}"
+
+
+def _has_ties(answers: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether answers are numbers, some of which are equal."""
+    columns = list(zip(*(each.values() for each in answers), strict=True))
+    is_number = all(isinstance(column[0], float) for column in columns)
+    return is_number and any(len({*column}) < len(column) for column in columns)
 
 
 def _answer(folder: Path, seed: int) -> str:
