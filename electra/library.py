@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from electra.assignments import override
+from electra.checkpoints.bundled import find_model
 from electra.checkpoints.checkpoint import find_checkpoint, run_of
 from electra.checkpoints.finetuned import read_finetuned
 from electra.checkpoints.folder import read_model, read_sizes
@@ -33,6 +34,7 @@ from electra.inference.network import PRECISION, LoadedEncoder, LoadedNetwork, l
 from electra.inference.predict import FinetunedModel, load_model
 from electra.inference.score import Score, Scorer, load_scorer
 from electra.inference.similarity import choose_layer, read_pairs
+from electra.interop.export import Dtype
 from electra.interop.export import export as run_export
 from electra.interop.sentence_transformers import Similarity
 from electra.presets import finetune_preset
@@ -101,8 +103,8 @@ def load(folder: str | Path, *, seed: int | None = None, precision: Precision = 
     """Return the networks in a folder, to be asked more than once.
 
     Args:
-        folder: A run, an export or another Hugging Face folder, or a fine-tuning; of a grid the
-            best one is taken.
+        folder: A run, an export or another Hugging Face folder, "english-tiny", which comes with
+            the package, or a fine-tuning; of a grid the best one is taken.
         seed: Of a fine-tuning, the seed whose model answers; None: the best on dev.
         precision: What answers are computed in: float32, bfloat16, or auto, which is bfloat16 on
             hardware that multiplies it.
@@ -111,7 +113,7 @@ def load(folder: str | Path, *, seed: int | None = None, precision: Precision = 
         UserError: There is no such folder.
     """
     require_choice("precision", precision, get_args(Precision))
-    path = Path(folder)
+    path = find_model(Path(folder))
     require(
         (run_of(path) / "config.json").is_file(),
         f"{path} is neither a run nor an export nor a fine-tuning: it has no config.json",
@@ -372,7 +374,7 @@ def finetune(
     The same call continues what was interrupted, or returns the results of what is finished.
 
     Args:
-        start: A run, a Hugging Face folder, or another fine-tuning.
+        start: A run, a Hugging Face folder, "english-tiny", or another fine-tuning.
         out: The folder to write: new, or of the same fine-tuning.
         task: Name of the task, or a .toml file that describes one.
         data: Folder of the task's files.
@@ -411,6 +413,7 @@ def export(
     out: str | Path,
     *,
     form: Literal["huggingface", "bert", "sentence-transformers", "gguf"] = "huggingface",
+    dtype: Dtype = "float32",
     onnx: bool = False,
     int8: str | Path | None = None,
     dev: str | Path | None = None,
@@ -425,6 +428,7 @@ def export(
         model: A run, a Hugging Face folder, or a fine-tuning.
         out: The folder to write; must not exist.
         form: Classes of ELECTRA or of BERT, or a folder for sentence-transformers or llama.cpp.
+        dtype: What the weights are stored in.
         onnx: Also write onnx/model.onnx.
         int8: A file of texts: also write onnx/model_int8.onnx, compared on them.
         dev: Pairs of sentences with scores, which choose the layer for sentence-transformers.
@@ -438,9 +442,10 @@ def export(
         UserError: `out` exists, the form has no class for the model, or what was written does not
             agree with the model.
     """
-    run, folder = Path(model), Path(out)
+    run, folder = find_model(Path(model)), Path(out)
     refuse_existing(folder)
-    check_export(run, form, dev, columns, scores, seed, is_onnx=onnx or int8 is not None)
+    is_onnx = onnx or int8 is not None
+    check_export(run, form, dev, columns, scores, seed, dtype=dtype, is_onnx=is_onnx)
     rows = [read_finetuning(Path(path) / "results.json") for path in scores]
     if not is_finetuned(run) and not is_huggingface(run):
         for path in find_finetunings(run_of(run), find_checkpoint(run)[0]):
@@ -455,6 +460,7 @@ def export(
         *(run, folder),
         seed=seed,
         form="huggingface" if form == "sentence-transformers" else form,
+        dtype=dtype,
         similarity=similarity,
         onnx=onnx,
         int8_text=[text for text in read_texts(Path(int8)) if text.strip()] if int8 else [],
@@ -471,6 +477,7 @@ def check_export(
     scores: Sequence[str | Path],
     seed: int | None,
     *,
+    dtype: str = "float32",
     is_onnx: bool = False,
 ) -> None:
     """Refuse arguments of `export` that do not fit together, or not to the model."""
@@ -484,6 +491,11 @@ def check_export(
     require(
         not (is_tuned and (is_similarity or scores)),
         f"sentence-transformers and scores are for a run, and {run} is a fine-tuning",
+    )
+    require_choice("dtype", dtype, get_args(Dtype))
+    require(
+        dtype == "float32" or not (form == "gguf" or is_onnx),
+        f"gguf and ONNX are written in float32, and not in {dtype}",
     )
     require(
         form != "gguf" or not (is_tuned or is_onnx),

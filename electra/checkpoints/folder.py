@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from electra.assignments import from_dict
+from electra.checkpoints.bundled import find_model
 from electra.checkpoints.checkpoint import (
     FILES,
     STATE,
@@ -38,6 +39,7 @@ TOKENS = "embeddings.tokens.weight"
 
 def read_model(folder: Path, seed: int | None = None) -> SavedModel:
     """Return the model in a folder of any kind; of a fine-tuning that of a seed, or of the best."""
+    folder = find_model(folder)
     if not is_finetuned(folder):
         return read_pretrained(folder)
     from electra.checkpoints.finetuned import read_finetuned
@@ -47,7 +49,7 @@ def read_model(folder: Path, seed: int | None = None) -> SavedModel:
 
 def read_sizes(folder: Path) -> EncoderConfig:
     """Return the sizes of the encoder in a folder, as `read_model` has; no weights are read."""
-    folder = named(folder)
+    folder = named(find_model(folder))
     if is_finetuned(folder):
         from electra.checkpoints.finetuned import find_seed
 
@@ -65,7 +67,7 @@ def read_pretrained(folder: Path) -> SavedModel:
     Of a Hugging Face folder the generator may lie in its folder `generator`, as `electra export`
     and `electra import` write it.
     """
-    folder = named(folder)
+    folder = named(find_model(folder))
     check_hashes(folder)
     require(
         (run_of(folder) / "config.json").is_file() and not is_finetuned(folder),

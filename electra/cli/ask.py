@@ -113,10 +113,11 @@ def detect(
     too. Where a script has no spaces between words, as Thai, Khmer or Japanese, each token is a
     word.
 
-    Example: electra detect run "the chef ate the meal that the guests had spoken"
+    Example: electra detect english-tiny "the chef ate the meal that the guests had spoken"
 
     Args:
-        model: A run folder that `electra pretrain` wrote, or a Hugging Face folder.
+        model: A run folder that `electra pretrain` wrote, a Hugging Face folder, or english-tiny,
+            which comes with the package.
         text: The text; - is standard input. Without it, --input.
         input_: A file with one text per line; - is standard input.
         threshold: Probability from which a word is marked; 0.5 if not given.
@@ -154,11 +155,11 @@ def fill(
 ) -> None:
     """Show the most probable tokens for each [MASK] of a text, by the generator.
 
-    Example: electra fill run "the chef [MASK] the meal"
+    Example: electra fill english-tiny "the chef [MASK] the meal"
 
     Args:
-        model: A run folder that `electra pretrain` wrote, or a Hugging Face folder of a generator
-            or of an export, which has it inside.
+        model: A run folder that `electra pretrain` wrote, a Hugging Face folder of a generator or
+            of an export, which has it inside, or english-tiny.
         text: The text, with at least one [MASK]; - is standard input. Without it, --input.
         input_: A file with one text per line; - is standard input.
         top: Number of tokens for each [MASK].
@@ -224,8 +225,8 @@ def score(
     Example: electra score run --pairs blimp.jsonl --out blimp.json
 
     Args:
-        run: A run folder of `electra pretrain`, one of its checkpoints, or a Hugging Face folder,
-            such as an export.
+        run: A run folder of `electra pretrain`, one of its checkpoints, a Hugging Face folder, such
+            as an export, or english-tiny.
         text: A text file with one sentence per line; a blank line has no sum.
         pairs: A .jsonl, .tsv or .csv file with the columns sentence_good, sentence_bad and UID (the
             kind of pair), as BLiMP's.
@@ -294,8 +295,8 @@ def embed(
     Example: electra embed run --input texts.txt --unit word --layer 1 --out words.parquet
 
     Args:
-        model: A run folder or one of its checkpoints, a Hugging Face folder, or a folder of
-            `electra finetune`.
+        model: A run folder or one of its checkpoints, a Hugging Face folder, a folder of `electra
+            finetune`, or english-tiny.
         input_: A text file with one text per line, or a .tsv, .csv, .jsonl or .parquet table; - is
             standard input.
         out: The file to write. A .npy file of texts has a row for each; of words and tokens, an

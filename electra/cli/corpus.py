@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from electra.assignments import override, override_from_toml
+from electra.checkpoints.bundled import find_model
 from electra.cli.options import (
     DryRun,
     Set,
@@ -356,7 +357,7 @@ def inspect(
     from electra.text.documents import Reader
     from electra.tokenizing.tokenizer import Tokenizer
 
-    folder = locate(folder)
+    folder = find_model(locate(folder))
     require(
         folder.suffix != ".toml" or not folder.is_file(),
         f"{folder} is a mixture; inspect its shards folders one by one",

@@ -60,6 +60,7 @@ def export(
     as_: Annotated[
         Literal["huggingface", "bert", "sentence-transformers", "gguf"], Parameter(name="--as")
     ] = "huggingface",
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     onnx: bool = False,
     int8: Path | None = None,
     dev: Path | None = None,
@@ -89,12 +90,14 @@ def export(
 
     Args:
         run: A run folder that `electra pretrain` wrote, one of its checkpoints, a folder of
-            `electra finetune`, or a Hugging Face folder, such as `electra import` writes.
+            `electra finetune`, a Hugging Face folder, such as `electra import` writes, or
+            english-tiny.
         out: The folder to write.
         as_: huggingface: the classes of the architecture. bert: those of BERT, of the same graph as
             ELECTRA with embeddings as wide as hidden states. sentence-transformers: the layer and
             the pooling whose cosines agree best with --dev. gguf: model.gguf for llama.cpp, which
             gives the mean of the states.
+        dtype: What the weights are stored in. Half the size changes an answer by its rounding.
         onnx: Also write onnx/model.onnx, with dynamic batch size and length.
         int8: Also write onnx/model_int8.onnx; a file of real text, one per line, on which the
             decisions are compared.
@@ -106,6 +109,7 @@ def export(
         seed: Of a fine-tuning, the seed whose model is written; if not given, the one with the best
             score on dev.
     """
+    from electra.checkpoints.bundled import find_model
     from electra.checkpoints.checkpoint import run_of
     from electra.checkpoints.finetuned import find_seed
     from electra.checkpoints.folder import read_run_config
@@ -113,7 +117,8 @@ def export(
     from electra.library import check_export
     from electra.library import export as run_export
 
-    check_export(run, as_, dev, columns, scores, seed, is_onnx=onnx or int8 is not None)
+    run, is_onnx = find_model(run), onnx or int8 is not None
+    check_export(run, as_, dev, columns, scores, seed, dtype=dtype, is_onnx=is_onnx)
     settings: object = None
     source = str(run)
     if is_finetuned(run):
@@ -129,6 +134,7 @@ def export(
         architecture, similarity = run_export(
             *(run, out),
             form=as_,
+            dtype=dtype,
             onnx=onnx,
             int8=int8,
             dev=dev,

@@ -59,8 +59,8 @@ def finetune(
 
     Args:
         start: The encoder: a run folder that `electra pretrain` wrote, one of its checkpoints, a
-            Hugging Face folder, or a folder written by `electra finetune`; its best seed on dev is
-            fine-tuned further.
+            Hugging Face folder, english-tiny, or a folder written by `electra finetune`; its best
+            seed on dev is fine-tuned further.
         task: The task's name, or a .toml file that describes one.
         data: The folder of the task's files, or the training file alone.
         out: The folder of scores and models to write.

@@ -49,7 +49,7 @@ InitFrom = Annotated[
     Path | None,
     Parameter(
         help="Continued pre-training: a run, or a folder that `electra export` or `electra import` "
-        "wrote, whose weights and sizes the run begins with; the same as --set "
+        "wrote, or english-tiny, whose weights and sizes the run begins with; the same as --set "
         "train.init_from=FOLDER."
     ),
 ]

@@ -40,8 +40,8 @@ def serve(
     Example: electra serve run reviews-scores
 
     Args:
-        folders: Runs, checkpoints (RUN/checkpoints/step-...), Hugging Face folders and folders of
-            `electra finetune`; NAME=FOLDER gives a name.
+        folders: Runs, checkpoints (RUN/checkpoints/step-...), Hugging Face folders, folders of
+            `electra finetune`, and english-tiny; NAME=FOLDER gives a name.
         host: Address to listen on; 0.0.0.0: all.
         port: Port to listen on; 0: a free one.
         token_file: File with the token, such as a secret of Docker or a credential of systemd.

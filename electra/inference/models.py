@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from electra.checkpoints.bundled import find_model
 from electra.checkpoints.checkpoint import list_checkpoints, run_of, step_of
 from electra.checkpoints.finetuned import read_finetuned
 from electra.checkpoints.folder import read_pretrained, read_run_config
@@ -234,8 +235,8 @@ def name_folders(words: Sequence[Path]) -> dict[str, Path]:
     for word in words:
         given, equals, rest = str(word).partition("=")
         is_named = equals and "/" not in given and not word.exists()
-        folder = Path(rest) if is_named else word
-        name = given if folder is not word else _name(folder)
+        folder = find_model(Path(rest) if is_named else word)
+        name = given if is_named else _name(folder)
         require(folder.is_dir(), f"{folder} is not a folder")
         require("/" not in name, f"model name {name!r} must not contain /")
         require(

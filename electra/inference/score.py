@@ -29,12 +29,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from electra.checkpoints.checkpoint import run_of
 from electra.checkpoints.folder import read_pretrained, read_run_config
 from electra.checkpoints.manifest import find_commit
-from electra.checkpoints.saved import is_huggingface
+from electra.checkpoints.saved import SavedModel
 from electra.errors import count_of, require
-from electra.files import named, write_text
+from electra.files import write_text
 from electra.inference.network import PRECISION, LoadedNetwork, load_network
 from electra.model.heads import GeneratorHead
 from electra.model.likelihood import log_likelihood
@@ -183,10 +182,10 @@ def load_scorer(folder: Path, network: Asked = "kept", precision: Precision = PR
     )
     assert saved
     assert saved.predicts
-    machine = _choose_machine(folder, precision)
+    machine = _choose_machine(model, precision)
     loaded = load_network(model, saved, machine)
     origin = {
-        "run": named(folder).name,
+        "run": model.folder.name,
         "step": model.step,
         "network": network,
         "predicts": saved.predicts,
@@ -196,10 +195,10 @@ def load_scorer(folder: Path, network: Asked = "kept", precision: Precision = PR
     return Scorer(saved.predicts, loaded, masks, origin)
 
 
-def _choose_machine(folder: Path, precision: Precision) -> Machine:
-    if is_huggingface(folder):
+def _choose_machine(model: SavedModel, precision: Precision) -> Machine:
+    if model.step is None:
         return prepare_machine("auto", precision, 0)
-    train = read_run_config(run_of(folder)).train
+    train = read_run_config(model.folder).train
     return prepare_machine("cpu" if train.device == "cpu" else "auto", precision, train.threads)
 
 

@@ -44,6 +44,7 @@ from electra.tokenizing.tokenizer import Tokenizer
 from electra.version import __version__
 
 Form = Literal["huggingface", "bert", "gguf"]
+Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class Outgoing:
     """Whether transformers' class of the kind has such a head."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The fields of config.json of a class with this head."""
+    dtype: Dtype = "float32"
+    """What the weights are stored in."""
 
     @property
     def labels(self) -> list[str]:
@@ -90,7 +93,7 @@ class Outgoing:
     def cut(self, layer: int) -> "Outgoing":
         """Return the encoder up to a layer, without a head."""
         network = cut_layers(self.network, layer)
-        return Outgoing(network, "", None, self.tokenizer, self.length, self.source)
+        return replace(self, network=network, kind="", module=None, settings={})
 
 
 def export(
@@ -99,6 +102,7 @@ def export(
     *,
     seed: int | None = None,
     form: Form = "huggingface",
+    dtype: Dtype = "float32",
     similarity: Similarity | None = None,
     onnx: bool = False,
     int8_text: Sequence[str] = (),
@@ -106,8 +110,9 @@ def export(
 ) -> str:
     """Write the folder of a model, and return its class in transformers.
 
-    Outputs equal the model's in float32. Longest row of the folder is that of the training. Refused
-    are a form without a class for the network, and a file that does not agree with it.
+    Outputs equal the model's in float32, unless `dtype` rounds the weights. Longest row of the
+    folder is that of the training. Refused are a form without a class for the network, and a file
+    that does not agree with it.
 
     The arguments are those of `electra.export`; `similarity` takes the place of `form`, `int8_text`
     are lines of real text, and `scores` is a table for the card of a run.
@@ -118,6 +123,7 @@ def export(
         outgoing, (facts, scores) = describe_finetuned(finetuned), describe_finetuning(finetuned)
     else:
         outgoing, generator, facts = _describe_pretrained(read_pretrained(source))
+    outgoing = replace(outgoing, dtype=dtype)
     if similarity or form == "gguf":
         whole = outgoing.network.sizes.num_hidden_layers
         outgoing = outgoing.cut(similarity.layer if similarity else whole)
@@ -127,7 +133,7 @@ def export(
             write_pooling(folder, outgoing.network.sizes.hidden_size, outgoing.length, similarity)
         parts = {"": outgoing}
         if generator and form == "huggingface" and not similarity:
-            parts["generator/"] = generator
+            generator = parts["generator/"] = replace(generator, dtype=dtype)
             (folder / "generator").mkdir()
             write_plain(folder / "generator", generator)
         agreements = _add_onnx(folder, parts, int8_text) if onnx or int8_text else {}
@@ -310,14 +316,19 @@ def convert(
 def write_network(folder: Path, outgoing: Outgoing, form: Form = "huggingface") -> str:
     """Write config.json and the weights into an existing folder, and return the class."""
     config, tensors, beside = convert(outgoing, form)
-    write_json(folder / "config.json", config)
-    write_tensors(folder / "model.safetensors", tensors)
+    write_json(folder / "config.json", config | {"dtype": outgoing.dtype})
+
+    def write(name: str, tensors: Mapping[str, Tensor]) -> None:
+        dtype = getattr(torch, outgoing.dtype)
+        write_tensors(folder / name, {name: value.to(dtype) for name, value in tensors.items()})
+
+    write("model.safetensors", tensors)
     if beside:
         name = DISCRIMINATOR_FILE if outgoing.kind == "PreTraining" else HEAD_FILE
-        write_tensors(folder / name, beside)
+        write(name, beside)
     (architecture,) = config["architectures"]
     if outgoing.network.next_sentence and architecture != "BertForPreTraining":
-        write_tensors(folder / NEXT_SENTENCE_FILE, outgoing.network.next_sentence)
+        write(NEXT_SENTENCE_FILE, outgoing.network.next_sentence)
     return str(architecture)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from electra.assignments import differences, flatten, from_dict, to_dict
+from electra.checkpoints.bundled import find_model
 from electra.checkpoints.manifest import find_best, read_manifest
 from electra.checkpoints.metrics import read_curves
 from electra.checkpoints.results_files import read_results
@@ -152,7 +153,7 @@ class Found(NamedTuple):
 def read_folders(folders: Sequence[Path]) -> Found:
     """Return the runs, fine-tunings and models in these folders; refuse what is none of them."""
     runs, finetunings, models = [], [], []
-    for folder in folders:
+    for folder in map(find_model, folders):
         require(folder.is_dir(), f"there is no folder {folder}")
         if is_run(folder):
             runs.append(folder)

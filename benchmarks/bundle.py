@@ -1,0 +1,86 @@
+"""Make the encoder in the package: vocabulary, shards, pre-training, scores, and its folder.
+
+`python -m benchmarks.bundle DATA WORK` takes hours of a core. What WORK has already is not made
+again, and what was interrupted goes on.
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+
+from electra.checkpoints.bundled import ENCODERS
+from electra.cli import main
+from electra.errors import command
+from electra.files import write_text
+from electra.terminal.printing import print_step
+
+NAME = "english-tiny"
+CARD = Path(__file__).with_name("english-tiny.md")
+"""What no record says: the text, what the encoder does badly, the licence."""
+TEXTS = "wikipedia.txt.xz", "novels.txt.xz", "arxiv-abstracts.jsonl.xz"
+STEPS = 52_475
+"""2e15 true FLOPs."""
+PRETRAINING = (
+    *("train.batch_size=32", "train.threads=1", "generator.num_hidden_layers=2"),
+    *("optimizer.warmup_steps=300", "optimizer.decay_fraction=0.3"),
+    *("train.save_every=500", "train.evaluate_every=5000"),
+)
+FINETUNING = (
+    *("dropout_prob=0", "score_epochs=last", "reseeds=0", "threads=1"),
+    *("learning_rate=3e-4", "epochs=4"),
+)
+TASKS = {
+    "cola": ("glue/CoLA",),
+    "sst-2": ("glue/SST-2", "epochs=2"),
+    "mrpc": ("glue/MRPC",),
+    "sts-b": ("glue/STS-B", "epochs=6", "learning_rate=1e-3"),
+    "mnli": ("glue/MNLI", "epochs=3"),
+    "qnli": ("glue/QNLI", "epochs=3"),
+    "rte": ("glue/RTE", "epochs=6"),
+    "tagging": ("conll2003", "learning_rate=1e-3"),
+}
+"""Folder and settings: those that dev chose for results/wikipedia-novels-modern-6x128."""
+
+
+def bundle(data: Path, work: Path, steps: int, seeds: int) -> None:
+    """Write the folder of the encoder, whose card has the scores of all tasks on dev."""
+    texts = [data / "corpus" / name for name in TEXTS]
+    vocabulary = make(work / "vocabulary", "tokenizer", *texts, "--set", "vocab_size=8192")
+    shards = make(work / "shards", "prepare", *texts, "--tokenizer", vocabulary)
+    how = ("--recipe", "best", "--set", *PRETRAINING, f"train.steps={steps}")
+    run = make(work / "run", "pretrain", shards, "--preset", "modern-tiny", *how)
+    scores = [
+        make(
+            *(work / f"finetune-{task}", "finetune", run, "--task", task, "--data", data / folder),
+            *("--seeds", seeds, "--set", *FINETUNING, *settings),
+        )
+        for task, (folder, *settings) in TASKS.items()
+    ]
+    folder = ENCODERS / NAME
+    shutil.rmtree(folder, ignore_errors=True)
+    make(folder, "export", run, "--dtype", "bfloat16", "--scores", *scores)
+    card = folder / "README.md"
+    write_text(card, card.read_text("utf-8") + CARD.read_text("utf-8"))
+
+
+LAST = {"prepare": "manifest.json", "pretrain": "results.json", "finetune": "results.json"}
+"""The file with which a command's folder is complete, if it is not electra.json."""
+
+
+def make(out: Path, verb: str, *words: object) -> Path:
+    """Run the command that writes a folder, unless it is complete."""
+    if not (out / LAST.get(verb, "electra.json")).exists():
+        line = [str(word) for word in (verb, *words, "--out", out)]
+        print_step(command(*line))
+        main(line)
+    return out
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path, help="folder with corpus, glue and conll2003")
+    parser.add_argument("work", type=Path, help="folder of what is made on the way")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--seeds", type=int, default=3, help="of each fine-tuning")
+    given = parser.parse_args()
+    bundle(given.data, given.work, given.steps, given.seeds)
