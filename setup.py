@@ -1,5 +1,6 @@
 """What pyproject.toml cannot say: the commit is written into what is built, which has no .git."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -9,6 +10,10 @@ from setuptools.command.sdist import sdist
 
 sys.path.insert(0, str(Path(__file__).parent))
 from electra.checkpoints.manifest import COMMIT_FILE, find_commit
+
+
+# Files of a wheel have the first date of its format, so that two builds are equal.
+os.environ.setdefault("SOURCE_DATE_EPOCH", "315532800")
 
 
 def write_commit(root: str) -> None:
