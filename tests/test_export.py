@@ -15,6 +15,7 @@ from refusals import refuse
 from scipy.stats import spearmanr
 from tasks import write_files
 
+import electra
 from electra.checkpoints.checkpoint import list_checkpoints, read_tensors
 from electra.checkpoints.folder import read_model, read_pretrained
 from electra.checkpoints.saved import SavedNetwork
@@ -83,6 +84,26 @@ def test_an_imported_folder_is_exported_again_bit_for_bit(exported, tmp_path):
     config = read_object(tmp_path / "three/config.json")
     assert config["architectures"] == ["ElectraForMaskedLM"]
     assert "No fine-tuning of these weights was found" in (tmp_path / "two/README.md").read_text()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_weights_of_half_the_size_are_those_rounded(run, exported, dtype, tmp_path, capsys):
+    out = tmp_path / "half"
+    succeed(capsys, "export", run, "--dtype", dtype, "--out", out)
+    for part in ("", "generator"):
+        whole, half = (read_tensors(each / part / "model.safetensors") for each in (exported, out))
+        for name, header in half.headers.items():
+            assert header.dtype == dtype
+            assert whole[name].to(getattr(torch, dtype)).equal(half[name])
+    model = transformers.AutoModelForPreTraining.from_pretrained(out)
+    assert model.dtype == getattr(torch, dtype)
+    ours, theirs = (electra.embed(each, ["the king saw the queen"]) for each in (out, exported))
+    assert ours.dtype == np.float32
+    np.testing.assert_allclose(ours, theirs, atol=0.05)
+    assert (ours != theirs).any()
+    for form in (["--onnx"], ["--as", "gguf"]):
+        how = ["--dtype", dtype, *form, "--out", tmp_path / "refused"]
+        refuse_command("gguf and ONNX are written in float32", capsys, "export", run, *how)
 
 
 def test_a_checkpoint_of_a_run_is_a_start_like_the_run(run, exported, tmp_path):
