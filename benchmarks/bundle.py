@@ -25,19 +25,16 @@ PRETRAINING = (
     *("optimizer.warmup_steps=300", "optimizer.decay_fraction=0.3"),
     *("train.save_every=500", "train.evaluate_every=5000"),
 )
-FINETUNING = (
-    *("dropout_prob=0", "score_epochs=last", "reseeds=0", "threads=1"),
-    *("learning_rate=3e-4", "epochs=4"),
-)
+FINETUNING = "dropout_prob=0", "score_epochs=last", "reseeds=0", "threads=1"
 TASKS = {
-    "cola": ("glue/CoLA",),
-    "sst-2": ("glue/SST-2", "epochs=2"),
-    "mrpc": ("glue/MRPC",),
+    "cola": ("glue/CoLA", "epochs=4", "learning_rate=3e-4"),
+    "sst-2": ("glue/SST-2", "epochs=2", "learning_rate=3e-4"),
+    "mrpc": ("glue/MRPC", "epochs=4", "learning_rate=3e-4"),
     "sts-b": ("glue/STS-B", "epochs=6", "learning_rate=1e-3"),
-    "mnli": ("glue/MNLI", "epochs=3"),
-    "qnli": ("glue/QNLI", "epochs=3"),
-    "rte": ("glue/RTE", "epochs=6"),
-    "tagging": ("conll2003", "learning_rate=1e-3"),
+    "mnli": ("glue/MNLI", "epochs=3", "learning_rate=3e-4"),
+    "qnli": ("glue/QNLI", "epochs=3", "learning_rate=3e-4"),
+    "rte": ("glue/RTE", "epochs=6", "learning_rate=3e-4"),
+    "tagging": ("conll2003", "epochs=4", "learning_rate=1e-3"),
 }
 """Folder and settings: those that dev chose for results/wikipedia-novels-modern-6x128."""
 
