@@ -56,8 +56,10 @@ def bundle(data: Path, work: Path, steps: int, seeds: int) -> None:
     folder = ENCODERS / NAME
     shutil.rmtree(folder, ignore_errors=True)
     make(folder, "export", run, "--dtype", "bfloat16", "--scores", *scores)
-    card = folder / "README.md"
-    write_text(card, card.read_text("utf-8") + CARD.read_text("utf-8"))
+    card, written = folder / "README.md", CARD.read_text("utf-8")
+    generated, _, _ = card.read_text("utf-8").partition("## Intended use and limits")
+    facts = generated.replace("# language:\n# license:", "language: en\nlicense: apache-2.0")
+    write_text(card, facts + written)
 
 
 LAST = {"prepare": "manifest.json", "pretrain": "results.json", "finetune": "results.json"}

@@ -42,7 +42,7 @@ def test_commands_and_the_library_take_its_name(here, capsys):
     assert [word["prob_replaced"] for word in told["words"]] == [w.prob_replaced for w in words]
     assert max(words, key=lambda word: word.prob_replaced).text == "keyboard"
     assert "paris" in succeed(capsys, "fill", NAME, "the city of [MASK] , in france").out
-    assert electra.embed(NAME, [SENTENCE]).shape == (1, model.encoder.sizes.hidden_size)
+    assert electra.embed(model, [SENTENCE]).shape == (1, 128)
     assert len(electra.score(NAME, [SENTENCE])) == 1
     assert NAME in succeed(capsys, "inspect", NAME).out
     assert name_folders([Path(NAME)]) == {NAME: ENCODERS / NAME}
