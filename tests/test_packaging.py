@@ -44,7 +44,8 @@ def test_extras_that_are_named_exist():
 
 def test_a_wheel_has_every_file_of_the_package():
     patterns = SETTINGS["tool"]["setuptools"]["package-data"]["electra"]
-    named = {path for pattern in patterns for path in (ROOT / "electra").glob(pattern)}
+    found = {path for pattern in patterns for path in (ROOT / "electra").glob(pattern)}
+    named = {path for path in found if path.is_file()}
     files = {path for path in (ROOT / "electra").rglob("*") if path.is_file()}
     others = {path for path in files if path.suffix not in (".py", ".pyc")}
     assert named == others
