@@ -223,7 +223,8 @@ def test_the_seed_that_is_best_on_dev_answers_unless_another_is_asked_for(runs, 
         copy, trained = tmp_path / str(best), min(best, 1)
         (copy / f"seed-{best}").mkdir(parents=True)
         (copy / f"seed-{best}" / "model").symlink_to(runs / "texts" / f"seed-{trained}" / "model")
-        (copy / "config.json").write_text((runs / "texts" / "config.json").read_text())
+        for name in ("config.json", "manifest.json"):
+            shutil.copy(runs / "texts" / name, copy)
         write_json(copy / "results.json", results)
         assert read_finetuned(copy).seed == best
         path = runs / "texts-data" / "dev.tsv"

@@ -83,7 +83,7 @@ def read_answers(path: Path) -> list[dict[str, Any]]:
     """Return the answers in what `write_predictions` wrote, without the right ones."""
     table = read_table(path)
     has_probs = any(name.startswith(PROB) for name in table.columns)
-    of_text = _read if SETS in table.columns else str
+    of_text = (lambda cell: [*_read(cell)]) if SETS in table.columns else str
     readers: dict[str, Any] = {
         name: of_text if name == NUMBER and has_probs else float
         for name in table.columns
