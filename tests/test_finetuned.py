@@ -399,6 +399,8 @@ def test_folders_that_are_no_finished_fine_tuning_are_refused(runs, start, tmp_p
     shutil.copy(runs / "texts" / "config.json", tmp_path)
     refuse("and a results.json", read_finetuned, tmp_path)
     write_json(tmp_path / "results.json", {"metric": "accuracy"})
+    refuse("manifest.json", read_finetuned, tmp_path)
+    shutil.copy(runs / "texts" / "manifest.json", tmp_path)
     refuse("is not a folder that `electra finetune` wrote", read_finetuned, tmp_path)
     shutil.copy(runs / "texts" / "results.json", tmp_path)
     refuse("seed-0/model/config.json", read_finetuned, tmp_path, 0)
