@@ -7,9 +7,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 from commands import succeed
 from refusals import refuse
 from runs import SMALL, read_records, words_of
+from services import load_alone
 
 import electra
 from electra.assignments import override
@@ -85,7 +88,7 @@ def test_the_objective_of_the_documents_is_trained_where_it_is_installed(
     install, train, toy_shards, toy_config, capsys, tmp_path
 ):
     page = (DOCS / "EXTENDING.md").read_text().partition("## A package of your own")[2]
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (code, _) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (table,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     setting = "method.objective=rare_tokens"
     refuse("unknown method.objective 'rare_tokens'", override, toy_config, [setting])
@@ -108,6 +111,34 @@ def test_the_objective_of_the_documents_is_trained_where_it_is_installed(
     assert weights.max() / weights.min() == pytest.approx(float(expected))
     assert read_pretrained(tmp_path / "run").kept.predicts == "replaced"
     succeed(capsys, "export", str(tmp_path / "run"), "--out", str(tmp_path / "exported"))
+
+
+def test_the_body_of_the_documents_normalises_queries_and_keys(install, train, capsys, tmp_path):
+    page = (DOCS / "EXTENDING.md").read_text().partition("## A package of your own")[2]
+    (_, code) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    install({"query_key_norm": code}, {"electra.bodies": {"normed": "query_key_norm:BODY"}})
+    settings = (
+        "model.architecture=normed model.embedding_size=128 train.initial_weights=bert",
+        "model.query_key_eps=1e-5 generator.hidden_fraction=1 train.steps=6",
+    )
+    run = train("run", *settings)
+    encoder = load_alone(run, "replaced").encoder
+    seen = []
+    attention = encoder.layers[1].attention
+    attention.qkv.register_forward_hook(lambda part, inputs, output: seen.append(output))
+    vectors = electra.embed(electra.load(run), ["the queen sold a boat ."])
+    assert vectors.shape == (1, 128)
+    encoder(torch.tensor([[2, 7, 8, 3]]))
+    q, k, v = seen[0].unflatten(-1, (3, attention.num_heads, -1)).unbind(2)
+    norm = attention.qkv.query_norm.weight.norm()  # about 1 for each of its components
+    for each in (q, k):
+        torch.testing.assert_close(each.norm(dim=-1), norm.expand(1, 4, 2), rtol=0.01, atol=0.01)
+    assert v.norm(dim=-1).std() > 0.01
+    refuse("layers fused: normed has none", train, "fused", *settings, "train.layers=fused")
+    assert not (tmp_path / "fused").exists()
+    with pytest.raises(SystemExit):
+        main(["export", str(run), "--out", str(tmp_path / "exported")])
+    assert "transformers has no class of the body normed" in capsys.readouterr().err
 
 
 def test_a_body_of_another_package_trains_and_embeds_and_has_no_export(
@@ -141,6 +172,34 @@ def test_a_family_of_another_package_is_a_task(install, run, toy_question, capsy
     succeed(capsys, *words, "--seeds", "1", "--out", str(out), "--set", "epochs=1", "threads=1")
     answers = electra.predict(electra.load(out), [{"text": "the queen sold a boat ."}])
     assert {"woman", "other"} & set(answers[0].values())
+
+
+def test_the_family_of_the_documents_predicts_as_its_export(
+    install, run, toy_text, capsys, tmp_path
+):
+    code = (DOCS / "two_numbers.py").read_text()
+    install({"two_numbers": code}, {"electra.families": {"two_numbers": "two_numbers:TwoNumbers"}})
+    lines = [line for line in toy_text.read_text().splitlines() if line]
+    for split, part in (("train", lines[:160]), ("dev", lines[160:200])):
+        rows = [f"{each}\t{100 * ('queen' in each) - 7}\t{len(each)}" for each in part]
+        table = "\n".join(["text\tvalence\tarousal", *rows])
+        (tmp_path / f"{split}.tsv").write_text(table)
+    out, exported = tmp_path / "tuned", tmp_path / "exported"
+    words = ["finetune", run, "--task", "two_numbers", "--data", tmp_path, "--out", out]
+    succeed(
+        capsys, *map(str, words), "--seeds", "1", "--set", "epochs=6", "threads=1", "pooling=cls"
+    )
+    texts = ["the queen sold a boat .", lines[0], lines[170]]
+    answers = electra.predict(electra.load(out), [{"text": text} for text in texts])
+    assert [each.keys() for each in answers] == [{"valence", "arousal"}] * 3
+    succeed(capsys, "export", str(out), "--out", str(exported))
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(exported)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
+    with torch.inference_mode():
+        logits = theirs(**tokenizer(texts, return_tensors="pt", padding=True)).logits
+    assert [theirs.config.id2label[number] for number in (0, 1)] == ["valence", "arousal"]
+    expected = torch.tensor([[each["valence"], each["arousal"]] for each in answers])
+    torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-2)
 
 
 def test_what_does_not_fit_is_one_line(install, toy_config):

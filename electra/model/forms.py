@@ -28,7 +28,7 @@ def choose_layers(
 
     Raises:
         UserError: The setting is fused, and the step needs plain layers or does not run on a CPU.
-            Or the setting is triton, and the device is a CPU, Triton is not installed, or the
+            Or the setting is triton, and the device is a CPU or Triton is not installed. Or the
             architecture has no such layers.
     """
     if setting == "triton":
@@ -45,6 +45,9 @@ def choose_layers(
     if setting == "fused" and not can_fuse:
         raise UserError(f"layers fused: they are for a CPU, not for {place}; use plain or auto")
     body = find_body(architecture)
+    require(
+        setting != "fused" or body.fused != "", f"layers fused: {architecture} has none; use plain"
+    )
     if not can_fuse or setting == "plain" or not body.fused:
         return body.layer
     module, _, name = body.fused.partition(":")
