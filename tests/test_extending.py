@@ -39,6 +39,7 @@ def changed(tmp_path_factory):
     root = tmp_path_factory.mktemp("changed")
     shutil.copytree(PACKAGE, root / "electra", ignore=shutil.ignore_patterns("__pycache__"))
     apply_changes(PAGE.read_text(), root)
+    shutil.copy(PAGE.parent / "examples" / "epub.py", root / "electra" / "text")
 
     def run(*words):
         words = [sys.executable, *map(str, words)]

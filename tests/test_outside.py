@@ -88,7 +88,7 @@ def test_the_objective_of_the_documents_is_trained_where_it_is_installed(
     install, train, toy_shards, toy_config, capsys, tmp_path
 ):
     page = (DOCS / "EXTENDING.md").read_text().partition("## A package of your own")[2]
-    (code, _) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (table,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     setting = "method.objective=rare_tokens"
     refuse("unknown method.objective 'rare_tokens'", override, toy_config, [setting])
@@ -114,8 +114,7 @@ def test_the_objective_of_the_documents_is_trained_where_it_is_installed(
 
 
 def test_the_body_of_the_documents_normalises_queries_and_keys(install, train, capsys, tmp_path):
-    page = (DOCS / "EXTENDING.md").read_text().partition("## A package of your own")[2]
-    (_, code) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code = (DOCS / "examples" / "query_key_norm.py").read_text()
     install({"query_key_norm": code}, {"electra.bodies": {"normed": "query_key_norm:BODY"}})
     settings = (
         "model.architecture=normed model.embedding_size=128 train.initial_weights=bert",
@@ -177,7 +176,7 @@ def test_a_family_of_another_package_is_a_task(install, run, toy_question, capsy
 def test_the_family_of_the_documents_predicts_as_its_export(
     install, run, toy_text, capsys, tmp_path
 ):
-    code = (DOCS / "two_numbers.py").read_text()
+    code = (DOCS / "examples" / "two_numbers.py").read_text()
     install({"two_numbers": code}, {"electra.families": {"two_numbers": "two_numbers:TwoNumbers"}})
     lines = [line for line in toy_text.read_text().splitlines() if line]
     for split, part in (("train", lines[:160]), ("dev", lines[160:200])):

@@ -195,7 +195,7 @@ class Reader:
     def _read_records(self, content: Content, form: Format) -> Iterator[list[str]]:
         """Yield the document of each record."""
         before = self.counts.source_bytes
-        for text in form.texts(content):
+        for text in form.read(content):
             if form.is_binary:  # else lines are counted
                 data = text.encode("utf-8", "replace") if isinstance(text, str) else text
                 self.counts.text_bytes += len(data or b"")

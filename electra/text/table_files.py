@@ -10,14 +10,14 @@ from typing import Any
 
 from electra.errors import UserError, import_extra, require
 from electra.files import parse_json, parse_object, require_regular
+from electra.text.arrow import explain_arrow
 from electra.text.streams import STDIN, find_mark, name_other, open_source, unchanged
 from electra.text.tables import (
     PARQUET_FILE,
     TABLE_FORMATS,
-    _explain_arrow,
-    _require_column,
     _split_rows,
     format_of,
+    require_column,
     require_format,
 )
 
@@ -72,7 +72,7 @@ class TableFile:
 
     def _values(self, name: str, fits: Callable[[object], bool], rule: str) -> list[Any]:
         """Return the values of a column, all of which fit."""
-        _require_column(self.path, name, self.columns)
+        require_column(self.path, name, self.columns)
         for number, row in enumerate(self.rows):
             if not fits(row.get(name)):
                 what = f"{name!r} is {reprlib.repr(row[name])}" if name in row else f"no {name!r}"
@@ -143,7 +143,7 @@ def _read_jsonl(path: Path, content: bytes) -> TableFile:
 
 def _read_parquet(path: Path, content: bytes) -> TableFile:
     parquet = import_extra("pyarrow.parquet", "parquet", path)
-    with _explain_arrow(path):
+    with explain_arrow(path):
         table = parquet.read_table(io.BytesIO(content))
         rows = table.to_pylist()
     columns, lines = tuple(table.column_names), range(1, len(rows) + 1)

@@ -8,21 +8,15 @@ import csv
 import itertools
 import re
 import reprlib
-import shutil
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
-import numpy as np
-
 from electra.errors import UserError, did_you_mean, import_extra, require
 from electra.files import parse_json
-from electra.text.streams import BLOCK_BYTES, compression_of, stream_blocks
+from electra.text.streams import compression_of
 from electra.text.urls import DATASET
 
 TABLE_FORMATS = (".tsv", ".csv", ".jsonl", ".parquet")
@@ -36,12 +30,8 @@ PLAIN, PAGES, JSON_LINES, DATASETS = (
 """Forms in which text lies that more than one place names; the first two hold no records."""
 MAX_RECORD_CHARS = 1 << 28
 """Most characters of a record of text, and of a field of a .csv: both have to be in memory."""
-ARROW_FILE = b"ARROW1"
-"""How an Arrow file that has an index begins."""
 PARQUET_FILE = b"PAR1"
 """How a Parquet file begins."""
-PARQUET_BATCH = 256
-"""Rows of a Parquet file that are read at a time."""
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 """What may separate the columns of a .csv, and its name."""
 
@@ -147,19 +137,10 @@ def _split_csv(
         raise UserError(f"{path} line {begin}: not valid CSV: {error}") from None
 
 
-def _require_column(place: object, name: str, columns: Iterable[str]) -> None:
+def require_column(place: object, name: str, columns: Iterable[str]) -> None:
+    """Refuse a name that no column has."""
     if name not in columns:
         raise UserError(f"{place}: no column {name!r}{did_you_mean(name, columns)}")
-
-
-@contextmanager
-def _explain_arrow(path: Path) -> Iterator[None]:
-    """Turn pyarrow's errors into ours."""
-    try:
-        yield
-    except (import_module("pyarrow").ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path} is damaged or cut off: {reason}") from None
 
 
 # Texts of a corpus
@@ -187,7 +168,7 @@ def _separated_texts(content: Content, kind: str) -> Iterator[str]:
     """Yield the texts of a column of a .csv or .tsv (`kind`), whose first row names the columns."""
     rows = _split_rows(content.path, _join_lines(content), kind=kind)
     _, columns = next(rows, (1, []))
-    _require_column(content.path, content.text_field, columns)
+    require_column(content.path, content.text_field, columns)
     place = columns.index(content.text_field)
     yield from (fields[place] for _, fields in rows)
 
@@ -255,7 +236,7 @@ def _text_of(record: Any, text_field: str, place: str, names: Sequence[str] | No
     if names is None or not isinstance(record, list):
         if not isinstance(record, dict):
             raise UserError(f"{place}: must be a JSON object, not {reprlib.repr(record)}")
-        _require_column(place, text_field, record)
+        require_column(place, text_field, record)
         record = record[text_field]
     if names is not None and isinstance(record, list):
         for token_id in record:
@@ -268,56 +249,6 @@ def _text_of(record: Any, text_field: str, place: str, names: Sequence[str] | No
     if not isinstance(record, str | None):
         raise UserError(f"{place}: {text_field!r} must hold text, not {type(record).__name__}")
     return record
-
-
-def _arrow_texts(content: Content) -> Iterator[bytes | None]:
-    """Yield the texts of a column of an Arrow file, as `datasets` saves them, as bytes."""
-    path, stream, text_field = content.path, content.stream, content.text_field
-    ipc = import_extra("pyarrow.ipc", "parquet", path)
-    with _explain_arrow(path):
-        first = stream.read(len(ARROW_FILE))
-        require(
-            first != ARROW_FILE,
-            f"{path} is an Arrow file with an index (Feather), and not a stream, as `datasets` "
-            "saves; save it as .parquet",
-        )
-        rest = iter(lambda: stream.read(BLOCK_BYTES), b"")
-        reader = ipc.open_stream(stream_blocks(itertools.chain([first], rest)))
-        _require_column(path, text_field, reader.schema.names)
-        for batch in reader:
-            place = reader.schema.names.index(text_field)
-            yield from _to_bytes(path, batch.column(place), text_field)
-
-
-def _parquet_texts(content: Content) -> Iterator[bytes | None]:
-    """Yield the texts of a column of a Parquet file as bytes; of a range, of its row groups."""
-    path, source, stream, _, text_field, _, start, stop = content
-    parquet = import_extra("pyarrow.parquet", "parquet", path)
-    with tempfile.TemporaryFile() as unpacked:
-        if source is not stream:
-            # The index is at the end of the file, so a compressed file is first expanded on disk.
-            shutil.copyfileobj(stream, unpacked)
-            stream = unpacked
-        with _explain_arrow(path):
-            file = parquet.ParquetFile(stream)
-            _require_column(path, text_field, file.schema_arrow.names)
-            columns = (file.metadata.row_group(n).column(0) for n in range(file.num_row_groups))
-            # A file may name no dictionary, and may hold its row groups in any order.
-            begins = [each.dictionary_page_offset or each.data_page_offset for each in columns]
-            ends = [start, sys.maxsize if stop is None else stop]
-            groups = range(*np.searchsorted(np.maximum.accumulate(begins), ends))
-            for batch in file.iter_batches(PARQUET_BATCH, groups, columns=[text_field]):
-                yield from _to_bytes(path, batch.column(0), text_field)
-
-
-def _to_bytes(path: Path, column: Any, text_field: str) -> Iterator[bytes | None]:
-    """Yield the texts of an Arrow array: bytes, because it may hold invalid UTF-8."""
-    pyarrow = import_module("pyarrow")
-    try:
-        binary = column.cast(pyarrow.large_binary())
-    except pyarrow.ArrowNotImplementedError:
-        raise UserError(f"{path}: column {text_field!r} does not hold text") from None
-    yield from binary.to_pylist()
 
 
 def _dataset_texts(content: Content) -> Iterator[str | None]:
@@ -343,8 +274,9 @@ def _dataset_texts(content: Content) -> Iterator[str | None]:
 class Format(NamedTuple):
     """A form in which a file, or a dataset, holds records."""
 
-    texts: Callable[[Content], Iterator[str | bytes | None]]
-    """Yields the text of each record, None where it is null."""
+    texts: Callable[[Content], Iterator[str | bytes | None]] | str
+    """Yields the text of each record, None where it is null; or file and name of the function,
+    below electra/text, of a form that most corpora do not have."""
     suffix: str = ""
     """Of the names of its files; those without one are told by their first characters."""
     border: Literal["record", "group"] | None = None
@@ -354,14 +286,25 @@ class Format(NamedTuple):
     begins: bytes = b""
     """How its files begin, if under another name that is refused (`name_other`)."""
 
+    def read(self, content: Content) -> Iterator[str | bytes | None]:
+        """Yield the texts of a content."""
+        if isinstance(self.texts, str):
+            module, _, name = self.texts.partition(":")
+            found: Iterator[str | bytes | None]
+            found = getattr(import_module(f"electra.text.{module}"), name)(content)
+            return found
+        return self.texts(content)
+
 
 FORMATS: Mapping[str, Format] = {
     JSON_LINES: Format(_jsonl_texts, ".jsonl", "record"),
     "JSON": Format(_json_texts),
     "CSV": Format(partial(_separated_texts, kind=".csv"), ".csv"),
     "TSV": Format(partial(_separated_texts, kind=".tsv"), ".tsv"),
-    "Parquet": Format(_parquet_texts, ".parquet", "group", is_binary=True, begins=PARQUET_FILE),
-    "Arrow": Format(_arrow_texts, ".arrow", is_binary=True),
+    "Parquet": Format(
+        "arrow:parquet_texts", ".parquet", "group", is_binary=True, begins=PARQUET_FILE
+    ),
+    "Arrow": Format("arrow:arrow_texts", ".arrow", is_binary=True),
     DATASETS: Format(_dataset_texts, is_binary=True),
 }
 """By the name of the form. JSON: one value, an array of records or a record."""

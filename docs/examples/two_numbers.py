@@ -17,6 +17,7 @@ from electra.model.config import EncoderConfig
 from electra.model.task_heads import ClassifierHead
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import (
+    Columns,
     Constant,
     Family,
     Inputs,
@@ -69,18 +70,18 @@ class TwoNumbers(Family):
         mean, deviation = known.mean(0).tolist(), known.std(0).clamp(min=1e-6).tolist()
         family = cls(tuple(mean), tuple(deviation))
         read = tuple(path for each in files.values() for path in each)
-        return Task(name, family, examples, files=read, columns=("text", *NAMES))
+        return Task(name, family, examples, files=read, columns=Columns(("text",), NAMES))
 
     def parse(self, record: Record) -> Rated:
         """Return {"text": ...} as an example."""
         return Rated(record.text("text"), None)
 
     def read_inputs(
-        self, path: Path, columns: Sequence[str], trained: Sequence[str], separator: str = ""
+        self, path: Path, columns: Sequence[str], trained: Columns, separator: str = ""
     ) -> Inputs:
         """Return the rows of a table."""
         table = read_table(path, separator=separator)
-        (column,) = choose_columns(table, columns, trained[:1])
+        (column,) = choose_columns(table, columns, trained.inputs)
         return Inputs([{"text": text} for text in table.column(column)], table.rows)
 
     def encode(self, examples: Sequence[Rated], tokenizer: Tokenizer, sequence_length: int) -> Rows:
