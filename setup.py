@@ -11,7 +11,6 @@ from setuptools.command.sdist import sdist
 sys.path.insert(0, str(Path(__file__).parent))
 from electra.checkpoints.manifest import COMMIT_FILE, find_commit
 
-
 # Files of a wheel have the first date of its format, so that two builds are equal.
 os.environ.setdefault("SOURCE_DATE_EPOCH", "315532800")
 
