@@ -26,6 +26,9 @@ WORDS: Mapping[Any, str] = {
     **{list: "a list", dict: "a JSON object", NoneType: "null"},
 }
 """What a value must be, by its type."""
+SHORT = reprlib.Repr()
+"""A value in a message: of a list or an object what is directly in it."""
+SHORT.maxlevel = 1
 
 
 def check_shape(value: object, shape: Any, place: object, *keys: str | int) -> None:
@@ -41,7 +44,7 @@ def check_shape(value: object, shape: Any, place: object, *keys: str | int) -> N
     kind = next((each for each in kinds if _is_of(value, each)), None)
     if kind is None or not all(each.holds(value) for each in bounds):
         must = " ".join([" or ".join(WORDS[_plain(each)] for each in kinds), *map(str, bounds)])
-        raise UserError(f"{place}: {_name(keys)}must be {must}, not {reprlib.repr(value)}")
+        raise UserError(f"{place}: {_name(keys)}must be {must}, not {SHORT.repr(value)}")
     fields: Mapping[Any, Any] = {}
     if is_typeddict(kind) and isinstance(value, dict):
         require_fields(value, kind.__required_keys__, place, *keys)
