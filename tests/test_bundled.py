@@ -45,6 +45,7 @@ def test_commands_and_the_library_take_its_name(here, capsys):
     assert electra.embed(model, [SENTENCE]).shape == (1, 128)
     assert len(electra.score(NAME, [SENTENCE])) == 1
     assert NAME in succeed(capsys, "inspect", NAME).out
+    assert "0 failed" in succeed(capsys, "verify", NAME).out
     assert name_folders([Path(NAME)]) == {NAME: ENCODERS / NAME}
     assert name_folders([Path(f"small={NAME}")]) == {"small": ENCODERS / NAME}
     assert not list(here.iterdir())

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from electra.checkpoints.bundled import find_model
 from electra.checkpoints.checkpoint import run_of
 from electra.errors import UserError, require
 from electra.shards.store import open_shards
@@ -64,7 +65,7 @@ def verify(
         UserError: The folder is none of these.
     """
     require(steps >= 1, f"steps must be >= 1, not {steps}")
-    claims, folder = Claims(show), run_of(folder)
+    claims, folder = Claims(show), run_of(find_model(folder))
     if folder.suffix == ".toml" and folder.is_file():
         for corpus in open_shards(folder, verify=False).mixture:
             verify_shards(claims.inside(corpus.name), folder.parent / corpus.name, text)
