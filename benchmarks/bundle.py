@@ -45,7 +45,7 @@ def bundle(data: Path, work: Path, steps: int, seeds: int) -> None:
     vocabulary = make(work / "vocabulary", "tokenizer", *texts, "--set", "vocab_size=8192")
     shards = make(work / "shards", "prepare", *texts, "--tokenizer", vocabulary)
     how = ("--recipe", "best", "--set", *PRETRAINING, f"train.steps={steps}")
-    run = make(work / "run", "pretrain", shards, "--preset", "modern-tiny", *how)
+    run = make(work / NAME, "pretrain", shards, "--preset", "modern-tiny", *how)
     scores = [
         make(
             *(work / f"finetune-{task}", "finetune", run, "--task", task, "--data", data / folder),
