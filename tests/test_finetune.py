@@ -216,7 +216,7 @@ def test_the_folder_holds_scores_predictions_and_what_gave_them(start, tune, tmp
     assert results["std"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
     assert results["labels"] == ["other", "woman"]
     assert results["num_examples"] == {"train": 400, "dev": 100, "test": 20}
-    assert results["columns"] == ["text", "label"]
+    assert (results["columns"], results["label_columns"]) == (["text"], ["label"])
     assert 0.6 < results["majority"]["accuracy"] < 0.9
     parts = " ".join(record["part"] for record in seen)
     assert parts == "task train dev seed train dev seed"
