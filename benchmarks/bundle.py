@@ -1,7 +1,7 @@
 """Make the encoder in the package: vocabulary, shards, pre-training, scores, and its folder.
 
-`python -m benchmarks.bundle DATA WORK` takes hours of a core. What WORK has already is not made
-again, and what was interrupted goes on.
+`python -m benchmarks.bundle DATA WORK` takes hours of a core. What is complete in WORK is kept,
+and what was interrupted is continued.
 """
 
 import argparse

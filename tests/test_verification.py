@@ -311,6 +311,20 @@ def test_damage_is_told_with_the_file_and_the_claim(damaged, case):
     assert any(claim in each.claim and told in each.told for each in failed), failed
 
 
+@pytest.mark.parametrize("start", ["run", "tuned"])
+def test_an_export_in_half_the_size_holds_as_rounded(damaged, start):
+    out = damaged / "half"
+    export(damaged / start, out, dtype="bfloat16")
+    failed, claims = tell(out)
+    told = {each.claim: each.status for each in claims}
+    assert not failed
+    assert told["model.safetensors: the weights are those of that model"] == "ok"
+    assert told["the answers to fixed tokens are those of that model"] == "not checked"
+    forge_export(out)
+    (failed,) = tell(out)[0]
+    assert "is another tensor than that of the model" in failed.told
+
+
 def test_what_a_stranger_lacks_is_not_checked(made, damaged):
     shutil.rmtree(damaged / "shards")
     shutil.rmtree(damaged / "run")

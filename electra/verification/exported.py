@@ -49,6 +49,8 @@ def verify_export(claims: Claims, folder: Path) -> None:
     with claims.prove("the answers to fixed tokens are those of that model") as tell:
         if gguf or read_config_file(folder).get("model_type") == "bert":
             raise Absent("electra does not read this form")
+        if (dtype := _dtype_of(folder)) != torch.float32:
+            raise Absent(f"the weights are rounded to {dtype}, and so are the answers")
         tell(_compare_answers(folder, source))
 
 
@@ -91,18 +93,26 @@ def _compare_weights(folder: Path, source: SavedModel) -> str:
         cuts = (folder / "modules.json").is_file()
         outgoing = whole.cut(int(layers)) if cuts and layers else whole
         _, tensors, beside = convert(outgoing, form)
-        number += _require_equal(folder / place / WEIGHTS_FILE, tensors)
+        dtype = _dtype_of(folder / place)
+        number += _require_equal(folder / place / WEIGHTS_FILE, tensors, dtype)
         if beside:
             name = DISCRIMINATOR_FILE if outgoing.kind == "PreTraining" else HEAD_FILE
-            number += _require_equal(folder / place / name, beside)
+            number += _require_equal(folder / place / name, beside, dtype)
     return count_of(number, "tensor")
 
 
-def _require_equal(path: Path, expected: Mapping[str, Tensor]) -> int:
+def _dtype_of(folder: Path) -> torch.dtype:
+    """Return what the weights of a folder are stored in."""
+    dtype: torch.dtype = getattr(torch, str(read_config_file(folder).get("dtype", "float32")))
+    return dtype
+
+
+def _require_equal(path: Path, expected: Mapping[str, Tensor], dtype: torch.dtype) -> int:
     found = read_tensors(path)
     require({*found} == {*expected}, f"{path} holds tensors of other names")
     for name in expected:
-        same = torch.equal(found[name], expected[name].float().contiguous())
+        right = expected[name].to(dtype).float().contiguous()
+        same = torch.equal(found[name].float(), right)
         require(same, f"{path}: {name} is another tensor than that of the model")
     return len(found)
 
