@@ -62,7 +62,8 @@ def read_judgements(folder: Path) -> Judgements | None:
     """
     run = find_best(folder)
     results = read_results(run, "metric", "seeds")
-    scores = {n: each["scores"][results["metric"]] for n, each in results["seeds"].items()}
+    seeds = results["seeds"] | results.get("replacements", {})  # as `find_seed` chooses
+    scores = {n: each["scores"][results["metric"]] for n, each in seeds.items()}
     seed = max(scores, key=lambda number: scores[number])
     path = run / f"seed-{seed}" / predictions_name("dev")
     if not path.exists():

@@ -69,7 +69,7 @@ def find_source(folder: Path) -> SavedModel:
     run, at_seed, seed = told.rpartition(" at seed ")
     if at_seed:
         return read_finetuned(find_beside(folder, run), int(seed))
-    raise Absent(f"{told} was written by another program")
+    raise Absent(f"it came from {told}, which is no run and no fine-tuning")
 
 
 def _outgoing(source: SavedModel) -> dict[str, Outgoing]:
