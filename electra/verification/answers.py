@@ -192,6 +192,10 @@ def _is_like(answer: Mapping[str, Any], tolerance: float, kept: Mapping[str, Any
         elif name == "tokens":
             if ["_".join(word.split()) or "_" for word in said] != value:
                 return False
+        elif name == "tags" and tolerance > ANSWER_TOLERANCE["float32"]:
+            others = sum(one != other for one, other in zip(said, value, strict=True))
+            if others > 1 + len(said) // 20:  # nearly equal logits of bfloat16
+                return False
         elif name == "prediction":
             continue  # it follows from the probabilities, which may be equal to rounding
         elif said != value:
