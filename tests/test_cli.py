@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import shlex
+import signal
 import subprocess
 import sys
 import warnings
@@ -257,6 +258,37 @@ def test_the_next_command_has_what_this_one_had(capsys, folder, toy_text, tmp_pa
     text, following = follow("tokenizer", toy_text, "--out=-words", "--set", "vocab_size=120")
     assert "--tokenizer ./-words " in text
     succeed(capsys, *following, "--dry-run")
+    words = ["tokenizer", toy_text, "--extend", folder / "exported", "--set", "vocab_size=130"]
+    _, following = follow(*words, "--out", "more")
+    assert follow(*following)[0].startswith("prepare ")
+
+
+@pytest.mark.parametrize(
+    ("verb", "interrupted", "kept"),
+    [
+        ("finetune", "electra.finetuning.loop.write_seed", "no half-written result was left"),
+        ("finetune", "electra.finetuning.loop.summarise", "OUT keeps 2 finished seeds; the same"),
+        ("prepare", "electra.shards.pieces._write_piece", "no half-written result was left"),
+        ("prepare", "electra.shards.prepare.merge_pieces", "OUT keeps 1 finished piece; the same"),
+    ],
+)
+def test_an_interrupt_is_no_error_and_says_what_is_kept(
+    capsys, folder, toy_text, tmp_path, monkeypatch, verb, interrupted, kept
+):
+    words = {
+        "prepare": [toy_text, "--tokenizer", folder / "vocabulary", "--set", "workers=1"],
+        "finetune": [folder / "run", "--task", "own", "--data", folder / "task", "--seeds", "2",
+                     "--set", "epochs=1", "threads=1", "reseeds=0"],
+    }[verb]  # fmt: skip
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(interrupted, lambda *given: signal.raise_signal(signal.SIGINT))
+        status, _, err = run(capsys, verb, *words, "--out", out)
+    said = " ".join(err.split()).replace(f"{out}.incomplete", "OUT")
+    assert status == 130
+    assert f"note: interrupted; {kept}" in said
+    assert "error" not in said
+    assert succeed(capsys, verb, *words, "--out", out).out.splitlines()[-2].startswith("wrote ")
 
 
 @pytest.mark.parametrize("columns", ["0", "1", "-80", "wide", "²", "9" * 5000])
@@ -460,6 +492,20 @@ def test_dry_runs_write_nothing(capsys, folder, tmp_path, monkeypatch):
         printed += found
     assert "\nmodel.vocab_size=120\n" in printed  # that of the shards
     assert not out.exists()
+
+
+def test_what_is_unset_is_none_and_none_unsets(capsys, folder, tmp_path):
+    """In each verb, of text and of numbers."""
+    verbs = ["finetune run --task own --data task", "pretrain shards", "tokenizer task/dev.tsv"]
+    for words in [*verbs, "prepare task --tokenizer vocabulary"]:
+        given = [*words.split(), "--out", tmp_path / "out", "--dry-run"]
+        with contextlib.chdir(folder):
+            lines = succeed(capsys, *given).out.splitlines()
+            unset = [line for line in lines if line.endswith("=none")]
+            again = succeed(capsys, *given, "--set", *unset).out.splitlines()
+        assert not [line for line in lines if line.endswith("=")]
+        assert unset
+        assert again == lines
 
 
 def test_dry_runs_import_no_torch(folder):

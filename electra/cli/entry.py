@@ -203,8 +203,8 @@ def _run(given: Sequence[str]) -> int:
         goes_on = words[0] == "pretrain" and not (stop.run / "results.json").exists()
         print_done(str(stop), command("pretrain", "--resume", stop.run) if goes_on else "")
         return 0 if stop.in_time or (words[0] == "pretrain" and not goes_on) else 130
-    except KeyboardInterrupt:
-        print_error("interrupted; no half-written result was left")
+    except KeyboardInterrupt as stop:
+        print_note(f"interrupted; {str(stop) or 'no half-written result was left'}")
         return 130
     except BrokenPipeError:
         raise
