@@ -12,6 +12,7 @@ import subprocess
 import sys
 import warnings
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 import runs
@@ -21,9 +22,12 @@ from commands import run_command as run
 from runs import limit_files, words_of
 from tasks import write_files
 
+from electra.assignments import list_names
 from electra.cli import entry, main
 from electra.presets import PRESETS
 from electra.pretraining.plan import DAY, list_shorter
+from electra.shards.config import PrepareConfig
+from electra.tasks.config import FinetuneConfig
 from electra.training.machine import prepare_machine
 from electra.version import __version__
 
@@ -96,6 +100,8 @@ def test_a_held_out_part_too_small_to_measure_is_told(capsys, folder, toy_text, 
     said = " ".join(succeed(capsys, *words, tmp_path / "a").err.split())
     assert "too few to compare losses by (20,000 or more are enough)" in said
     assert "--set heldout_prob=0.1 holds out about" in said
+    said = succeed(capsys, *words, tmp_path / "d", "--set", "heldout_prob=0.1").err
+    assert "a larger heldout_prob" in said  # and not that of the command
     said = succeed(capsys, *words, tmp_path / "b", "--set", "heldout_prob=0").err
     assert "too few" not in said
     lines = tmp_path / "long.txt"
@@ -238,6 +244,29 @@ def test_a_mistake_is_one_line_with_status_2(
     assert re.fullmatch("(vocabulary .*\n)?error: .*\n", err), err  # progress may come first
     assert line in err
     assert not list(tmp_path.iterdir())
+
+
+def list_flags():
+    """Return (command, flag, setting) of the tables of MIGRATING.md whose flags are settings."""
+    page = Path(__file__).parents[1].joinpath("docs/MIGRATING.md").read_text().split("\n## ")
+    commands = {"pretrain x": (1, PRESETS["tiny"]), "prepare x --tokenizer x": (1, PrepareConfig())}
+    commands["finetune x --task cola --data x"] = (2, FinetuneConfig())
+    found = []
+    for command, (section, config) in commands.items():
+        for left, right in re.findall(r"^\| (.*) \| (.*) \|$", page[section], re.MULTILINE):
+            settings = [each.partition("=")[0] for each in re.findall("`(.*?)`", right)]
+            settings = [each for each in settings if each in list_names(config)]
+            if re.match(r"`[\w.]+[=`]", right):  # and no option
+                flags = re.findall(r"`--(\w+)", left)
+                found += [(command, *pair) for pair in zip(flags, settings, strict=False)]
+    assert len(found) > 25
+    return found
+
+
+@pytest.mark.parametrize(("words", "flag", "setting"), list_flags())
+def test_a_flag_of_another_program_names_the_setting_of_the_page(capsys, words, flag, setting):
+    says = f"unknown option --{flag}; it is a setting: --set {setting}=VALUE"
+    refuse_command(says, capsys, *words.split(), "--out", "out", f"--{flag}", "3")
 
 
 def test_the_next_command_has_what_this_one_had(capsys, folder, toy_text, tmp_path, monkeypatch):

@@ -284,11 +284,16 @@ def _note_heldout(manifest: dict[str, Any], heldout_prob: float) -> None:
     total = train["num_tokens"] + heldout["num_tokens"]
     share = min(0.1, math.ceil(200 * FEW_HELDOUT / total) / 100)
     advice = f"--set heldout_prob={share:g} holds out about {share * total:,.0f}"
+    if share <= heldout_prob:  # the few documents that were drawn are short ones
+        advice = (
+            "a larger heldout_prob, shorter documents (--set border=...) or more text give more"
+        )
+    elif share * total <= heldout["num_tokens"]:
+        advice = "more text gives more"
     print_note(
         f"the held-out part has {heldout['num_tokens']:,} tokens in "
         f"{count_of(heldout['num_documents'], 'document')}, too few to compare losses by "
-        f"({FEW_HELDOUT:,} or more are enough); "
-        + (advice if share * total > heldout["num_tokens"] else "more text gives more")
+        f"({FEW_HELDOUT:,} or more are enough); {advice}"
     )
 
 
