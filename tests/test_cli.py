@@ -254,9 +254,9 @@ def list_flags():
     found = []
     for command, (section, config) in commands.items():
         for left, right in re.findall(r"^\| (.*) \| (.*) \|$", page[section], re.MULTILINE):
-            settings = [each.partition("=")[0] for each in re.findall("`(.*?)`", right)]
-            settings = [each for each in settings if each in list_names(config)]
-            if re.match(r"`[\w.]+[=`]", right):  # and no option
+            named = [each.partition("=")[0] for each in re.findall("`(.*?)`", right)]
+            settings = [each for each in named if each in list_names(config)]
+            if settings[:1] == named[:1]:
                 flags = re.findall(r"`--(\w+)", left)
                 found += [(command, *pair) for pair in zip(flags, settings, strict=False)]
     assert len(found) > 25
