@@ -345,14 +345,8 @@ def import_(
         return print_dry_run(None, f"read {source} and write {out}")
     found = import_model(source, out, tokenizer, generator, extend, positions or 0, position_rows)
     rows = [
-        (
-            role,
-            each.num_hidden_layers,
-            each.hidden_size,
-            each.embedding_size,
-            f"{each.vocab_size:,}",
-        )
-        for role, each in found.networks.items()
+        (role, sizes.num_hidden_layers, sizes.hidden_size, sizes.embedding_size, sizes.vocab_size)
+        for role, sizes in found.networks.items()
     ]
     print_table(rows, ("network", "layers", "hidden", "embedding", "tokens"))
     named, more = ", ".join(found.left_over[:5]), len(found.left_over) - 5
