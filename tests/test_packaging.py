@@ -18,7 +18,7 @@ import pytest
 
 import electra
 from electra.cli import app
-from electra.cli.serving import serve
+from electra.verbs.serving import serve
 
 ROOT = Path(electra.__file__).parent.parent
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())

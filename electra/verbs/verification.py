@@ -1,26 +1,28 @@
 """verify and show: what a stranger can check of any folder."""
 
-from json import dumps
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from electra.cli.options import Words
 from electra.errors import count_of
-from electra.terminal.printing import print_claim, print_done, print_lines, print_row
+from electra.terminal.printing import print_claim, print_done, print_json, print_row
+from electra.verbs.arguments import as_list, as_path, ignore
+from electra.verbs.options import Place, Words, verb
 
-FAILED = 1
-"""Exit status if a claim does not hold."""
+if TYPE_CHECKING:
+    from electra.pretraining.step_rows import StepRows
+    from electra.verification.claims import Claim
 
 
+@verb
 def verify(
-    folder: Path,
+    folder: Place,
     *,
-    shards: Path | None = None,
+    shards: Place | None = None,
     text: Words = (),
-    data: Path | None = None,
+    data: Place | None = None,
     steps: int = 100,
     json: bool = False,
-) -> None:
+) -> "list[Claim]":
     """Check every claim of a folder: hashes, settings, origin; and compute some of it again.
 
     Of a run, steps are computed again, to the bits of the next checkpoint or to the measures of
@@ -40,32 +42,35 @@ def verify(
         data: Of a fine-tuning: the folder of the task's files, if they have moved.
         steps: Of a run: most steps that are computed again.
         json: Print a list of JSON objects with status, claim and told.
+
+    Returns:
+        The claims, with status, claim and told.
     """
-    from electra.verification.verify import ignore
     from electra.verification.verify import verify as run_verify
 
+    places = {"shards": as_path(shards), "data": as_path(data)}
     show = ignore if json else print_claim
-    claims = run_verify(folder, shards=shards, text=text, data=data, steps=steps, show=show)
+    claims = run_verify(Path(folder), **places, text=as_list(text), steps=steps, show=show)
     statuses = [claim.status for claim in claims]
     failed, unknown = statuses.count("FAILED"), statuses.count("not checked")
     if json:
-        print_lines([dumps([claim._asdict() for claim in claims], ensure_ascii=False)])
+        print_json([claim._asdict() for claim in claims])
     else:
         told = f"{count_of(statuses.count('ok'), 'claim')} of {folder} hold, {failed} failed"
         print_done(f"{told}, {unknown} not checked")
-    if failed:
-        raise SystemExit(FAILED)
+    return claims
 
 
+@verb
 def show(
-    run: Path,
+    run: Place,
     *,
     step: int,
     rows: int = 4,
     part: Literal["train", "heldout"] = "train",
-    shards: Path | None = None,
+    shards: Place | None = None,
     json: bool = False,
-) -> None:
+) -> "StepRows":
     """Show the rows of a training step as text: what was masked, and what was put there.
 
     [chef→cook] was chef and became cook; [chef] was masked, and the generator put chef there again.
@@ -84,13 +89,18 @@ def show(
         shards: The run's shards, if they are no longer where its manifest says.
         json: Print one JSON object: rows, each a list of tokens with token, segment, masked, shown
             and replacement; and told.
+
+    Returns:
+        The rows, and what masks and replacements are.
     """
     from electra.pretraining.step_rows import show_step
 
-    found = show_step(run, step, rows=rows, part=part, shards=shards)
+    found = show_step(Path(run), step, rows=rows, part=part, shards=as_path(shards))
     if json:
         listed = [[token._asdict() for token in row] for row in found.rows]
-        return print_lines([dumps({"rows": listed, "told": found.told}, ensure_ascii=False)])
+        print_json({"rows": listed, "told": found.told})
+        return found
     for row in found.rows:
         print_row([(each.token, each.masked, each.replacement or each.shown) for each in row])
     print_done(found.told)
+    return found
