@@ -11,8 +11,8 @@ import electra
 PACKAGE = Path(electra.__file__).parent
 ROOT = PACKAGE.parent
 ROOMS = sorted(path.parent for path in PACKAGE.rglob("__init__.py"))
-LONG = {"verbs/corpus.py:prepare", "verbs/corpus.py:tokenizer", "verbs/reproduce.py:reproduce"}
-"""Functions of more than 60 lines, at most three: verbs with many options."""
+LONG = {"verbs/corpus.py:tokenizer", "verbs/reproduce.py:reproduce"}
+"""Functions of more than 60 lines, at most two: verbs with many options."""
 SAME_ROLE = {"__init__", "config", "loop", "network", "plan", "registry", "run", "start"}
 """File names that mean the same in every room that has them."""
 
@@ -61,4 +61,4 @@ def test_a_function_fits_on_a_screen_and_a_private_docstring_in_a_line():
                 long.add(f"{path.relative_to(PACKAGE).as_posix()}:{node.name}")
             assert "\n" not in told or not re.match("_[^_]", node.name), f"{path}: {node.name}"
     assert long == LONG
-    assert len(LONG) <= 3
+    assert len(LONG) <= 2

@@ -1,7 +1,7 @@
 """finetune, and submit, which sends what it answered to GLUE."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from electra.assignments import override_from_toml
 from electra.errors import command
 from electra.presets import FINETUNE_PRESETS
+from electra.tasks.config import FinetuneConfig
 from electra.terminal.live import Progress, show_finetuning
 from electra.terminal.printing import print_done, print_note, print_table
 from electra.verbs.arguments import (
@@ -92,8 +93,7 @@ def finetune(
     """
     from electra.checkpoints.folder import read_model, read_sizes
     from electra.checkpoints.saved import is_finetuned
-    from electra.finetuning.grid import combine, search, tabulate
-    from electra.finetuning.loop import finetune as run_finetune
+    from electra.finetuning.grid import combine, tabulate
     from electra.finetuning.loop import require_seeds
     from electra.finetuning.results import read_finished
     from electra.finetuning.start import read_job
@@ -121,24 +121,41 @@ def finetune(
         many = f" with each of {' '.join(combinations)}" if grid else ""
         raise _plan(job, f"fine-tune {times}{many}, write {out}")
     if not is_finished:
-        kept = keeping(out.with_name(f"{out.name}.incomplete"), "finished seed", "**/seed-*[0-9]")
-        with kept, Progress(f"fine-tuning on {task}", unit="steps") as progress:
-            display = show_finetuning(progress, seeds * len(combinations))
-
-            def tell(record: dict[str, Any]) -> None:
-                display(record)
-                show(record)
-
-            how: dict[str, Any] = {"seeds": seeds, "from_scratch": from_scratch, "progress": tell}
-            if grid:
-                results = search(start, task, data, out, combinations, **how)
-            else:
-                results = run_finetune(start, task, data, out, resolved, **how)
+        how = {"seeds": seeds, "from_scratch": from_scratch, "is_grid": bool(grid)}
+        results = _train(start, task, data, out, combinations, show, **how)
     scores = out / results["best"] if grid else out
     table = tabulate(results) if grid else finetuning_table([read_finetuning(out / "results.json")])
     print_table(table.rows, table.headers)
     _print_end(start, out, scores, results["notes"], "wrote" if not is_finished else "read")
     return results
+
+
+def _train(
+    start: Path,
+    task: str,
+    data: Path,
+    out: Path,
+    combinations: Mapping[str, FinetuneConfig],
+    show: Show,
+    *,
+    is_grid: bool,
+    **how: Any,
+) -> dict[str, Any]:
+    """Fine-tune with the settings, or each combination of a grid, and show the progress."""
+    from electra.finetuning.grid import search
+    from electra.finetuning.loop import finetune as run_finetune
+
+    kept = keeping(out.with_name(f"{out.name}.incomplete"), "finished seed", "**/seed-*[0-9]")
+    with kept, Progress(f"fine-tuning on {task}", unit="steps") as progress:
+        display = show_finetuning(progress, how["seeds"] * len(combinations))
+
+        def tell(record: dict[str, Any]) -> None:
+            display(record)
+            show(record)
+
+        if is_grid:
+            return search(start, task, data, out, combinations, **how, progress=tell)
+        return run_finetune(start, task, data, out, *combinations.values(), **how, progress=tell)
 
 
 def _plan(job: "Job", rest: str) -> Planned:
