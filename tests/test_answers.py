@@ -70,7 +70,7 @@ HEADS = {
     "a number of pairs": Head(NUMBER | {"columns": ["one", "two"]}, PAIRS),
     "numbers": Head(NUMBERS | {"columns": ["text"]}, SINGLE),
     "tags": Head({"family": "tagging", "labels": ["O", "B-X", "I-X"]}, SENTENCES),
-    "choices": Head({"family": "choice", "num_choices": 3, "begin": ""}, CHOICES),
+    "choices": Head({"family": "choice", "num_choices": 3}, CHOICES),
     "spans": Head({"family": "squad", "head": "plain", "null_threshold": 0.0}, QUESTIONS),
 }
 
