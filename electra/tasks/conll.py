@@ -110,8 +110,8 @@ def _read_lists(
     has_tags = tag_column is not None
     if least:
         cells = [row.get(name) or [None] for row in table.rows]
-        tags = (tag for each in cells for tag in (each if isinstance(each, list) else [each]))
-        has_tags = not is_unlabelled(tags, known)
+        found = (tag for each in cells for tag in (each if isinstance(each, list) else [each]))
+        has_tags = not is_unlabelled(found, known)
     words_of = table.lists(field)
     tags_of = table.lists(name) if has_tags else [()] * len(words_of)
     rows, lines = [], []

@@ -16,7 +16,7 @@ from electra.errors import require
 from electra.model.config import EncoderConfig
 from electra.model.heads import Kind
 from electra.tasks.config import FinetuneConfig
-from electra.tasks.records import Columns, Converter, Record, Records, read_rows
+from electra.tasks.records import Asked, Columns, Record, Records, read_rows
 from electra.tasks.rows import Outputs, Rows, TaskBatch
 from electra.tokenizing.tokenizer import Tokenizer
 
@@ -81,8 +81,11 @@ class Family(ABC):
 
     lists: ClassVar[tuple[str, ...]] = ()
     """Those of `fields` that are lists of texts; all others are text."""
-    convert: ClassVar[Converter] = staticmethod(read_rows)
-    """What makes records of a file of inputs to answer."""
+
+    @staticmethod
+    def convert(path: Path, asked: Asked) -> Records:
+        """Return the records of a file of inputs: by default a table, or lines of plain text."""
+        return read_rows(path, asked)
 
     def record(self, example: Any) -> dict[str, Any]:
         """Return an example as a record, without its label: what `parse` takes."""

@@ -124,8 +124,8 @@ def read_glue_task(name: str, data: Path, config: FinetuneConfig) -> Task:
     family: Family = Classification(task.metrics, task.labels, has_pairs=has_pairs)
     answers: Answers = partial(read_names, labels=task.labels)
     if limits:
-        names = records["train"][0].columns.labels
-        family = Regression(task.metrics, names, (limits,), has_pairs=has_pairs)
+        labels = records["train"][0].columns.labels
+        family = Regression(task.metrics, labels, (limits,), has_pairs=has_pairs)
         answers = partial(read_numbers, limits=limits)
     swaps = config.swap_pairs and task.is_unordered  # Source: its double_unordered
     notes = [
@@ -135,8 +135,8 @@ def read_glue_task(name: str, data: Path, config: FinetuneConfig) -> Task:
         for table in (part.table for part in parts)
         if table.num_short
     ]
-    found = label_all(name, family, answers, records)
-    return replace(found, epochs=task.epochs, swaps_pairs=swaps, notes=tuple(notes))
+    read = label_all(name, family, answers, records)
+    return replace(read, epochs=task.epochs, swaps_pairs=swaps, notes=tuple(notes))
 
 
 def _read(task: GlueTask, split: str, path: Path) -> Records:

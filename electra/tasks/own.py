@@ -15,6 +15,7 @@ from electra.tasks.family import Family, Task
 from electra.tasks.multi_label import MultiLabel, find_labels, read_sets
 from electra.tasks.records import Asked, Columns, Records, find_splits
 from electra.tasks.regression import Regression, find_ranges, read_scaled
+from electra.tasks.texts import Texts
 from electra.text.table_files import TableFile, read_table
 from electra.text.tables import SEPARATED_FORMATS, TABLE_FORMATS, format_of
 
@@ -34,6 +35,8 @@ Splits = Mapping[str, Sequence[Records]]
 """The records of each file of each split."""
 Answers = Callable[[str, Records], list[Any]]
 """Returns the label of each record of a split's file, None where it is unknown."""
+Learnt = tuple[Texts | MultipleChoice, Answers]
+"""The family of a task, and what reads its labels."""
 
 
 def read_own_task(name: str, data: Path, config: FinetuneConfig) -> Task:
@@ -95,7 +98,7 @@ def label_all(name: str, family: Family, read: Answers, records: Splits) -> Task
     return Task(name, family, examples, files=files, columns=records["train"][0].columns)
 
 
-def _learn_names(train: Sequence[Records], own: OwnTaskConfig) -> tuple[Family, Answers]:
+def _learn_names(train: Sequence[Records], own: OwnTaskConfig) -> Learnt:
     """Return the family of one label a text."""
     (column,), tables = train[0].columns.labels, [each.table for each in train]
     for table in tables:
@@ -111,10 +114,10 @@ def _learn_names(train: Sequence[Records], own: OwnTaskConfig) -> tuple[Family, 
     return family, partial(read_names, labels=labels)
 
 
-def _learn_sets(train: Sequence[Records], own: OwnTaskConfig) -> tuple[Family, Answers]:
+def _learn_sets(train: Sequence[Records], own: OwnTaskConfig) -> Learnt:
     """Return the family of several labels a text."""
     columns, separator = train[0].columns.labels, own.label_separator
-    sets = [(part.table, read_sets("train", part, separator) or ()) for part in train]
+    sets = [(p.table, [each or () for each in read_sets("train", p, separator)]) for p in train]
     labels = columns if len(columns) > 1 else _collect_labels(sets, ", ".join(columns))
     kinds = {names for _, part in sets for names in part}
     require(
@@ -129,14 +132,14 @@ def _learn_sets(train: Sequence[Records], own: OwnTaskConfig) -> tuple[Family, A
     return MultiLabel(labels=labels, has_pairs=len(train[0].columns.inputs) > 1), read
 
 
-def _learn_numbers(train: Sequence[Records], own: OwnTaskConfig) -> tuple[Family, Answers]:
+def _learn_numbers(train: Sequence[Records], own: OwnTaskConfig) -> Learnt:
     """Return the family of a number or several for a text."""
     names, ranges = train[0].columns.labels, find_ranges(train)
     family = Regression(names=names, ranges=ranges, has_pairs=len(train[0].columns.inputs) > 1)
     return family, partial(read_scaled, ranges=ranges)
 
 
-def _learn_choices(train: Sequence[Records], own: OwnTaskConfig) -> tuple[Family, Answers]:
+def _learn_choices(train: Sequence[Records], own: OwnTaskConfig) -> Learnt:
     """Return the family of as many choices as the first record has."""
     (_, *names), table = train[0].columns.inputs, train[0].table
     count = len(names) if len(names) > 1 else len(table.lists(names[0])[0])
@@ -145,7 +148,7 @@ def _learn_choices(train: Sequence[Records], own: OwnTaskConfig) -> tuple[Family
     return family, partial(read_names, labels=family.labels)
 
 
-KINDS: Mapping[str, Callable[[Sequence[Records], OwnTaskConfig], tuple[Family, Answers]]] = {
+KINDS: Mapping[str, Callable[[Sequence[Records], OwnTaskConfig], Learnt]] = {
     "classification": _learn_names,
     "multi_label": _learn_sets,
     "regression": _learn_numbers,

@@ -42,7 +42,7 @@ from electra.tasks.conll import (
     tags_of,
 )
 from electra.tasks.family import Task, WrittenHead, name_outputs
-from electra.tasks.records import Columns, Converter, Record, Records, find_splits
+from electra.tasks.records import Columns, Record, Records, find_splits
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_words, own_words, pad_rows
 from electra.text.tables import format_of
 from electra.tokenizing.tokenizer import Tokenizer
@@ -291,7 +291,7 @@ class Tagging(Labelled):
 
     fields: ClassVar[tuple[str, ...]] = ("tokens",)
     lists: ClassVar[tuple[str, ...]] = ("tokens",)
-    convert: ClassVar[Converter] = staticmethod(read_words)
+    convert = staticmethod(read_words)
     longest_row: ClassVar[int] = 256
     reads_features: ClassVar[bool] = True
 
