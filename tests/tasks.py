@@ -8,7 +8,7 @@ from runs import ignore as ignore
 from electra.assignments import override
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Task
-from electra.tasks.records import Inputs
+from electra.tasks.record import Inputs
 from electra.tasks.registry import read_inputs, read_task
 
 

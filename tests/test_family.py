@@ -22,7 +22,7 @@ from electra.tasks.classification import Classification
 from electra.tasks.family import Family, Task
 from electra.tasks.multi_label import MultiLabel
 from electra.tasks.predictions import read_predictions
-from electra.tasks.records import Columns, number_records
+from electra.tasks.record import Columns, number_records
 from electra.tasks.registry import FAMILIES, restore_family
 from electra.tasks.regression import Regression
 from electra.tasks.rows import make_batch

@@ -13,7 +13,7 @@ from test_family import draw_question
 
 from electra.model.task_heads import span_loss
 from electra.tasks.family import Task
-from electra.tasks.records import Asked
+from electra.tasks.record import Asked
 from electra.tasks.squad import (
     MAX_ANSWER,
     SpanExtraction,

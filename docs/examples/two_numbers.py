@@ -18,7 +18,7 @@ from electra.model.task_heads import ClassifierHead
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Constant, Family, Task, WrittenHead, name_outputs
 from electra.tasks.predictions import predictions_name, score
-from electra.tasks.records import Columns, Record, find_splits
+from electra.tasks.record import Columns, Record, find_splits
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_rows
 from electra.text.table_files import read_table
 from electra.text.tables import TABLE_FORMATS

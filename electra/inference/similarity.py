@@ -21,7 +21,7 @@ from electra.inference.network import LoadedEncoder, require_numbers
 from electra.interop.sentence_transformers import LayerScore, Similarity
 from electra.processes import Tell, silent
 from electra.tasks.predictions import score
-from electra.tasks.records import find_split
+from electra.tasks.record import find_split
 from electra.text.table_files import read_table
 
 COLUMNS = ("sentence1", "sentence2", "score")

@@ -19,7 +19,7 @@ from electra.model.task_heads import ClassifierHead
 from electra.tasks.classification import Labelled
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Constant, WrittenHead
-from electra.tasks.records import Asked, Columns, Record, Records, choose_columns
+from electra.tasks.record import Asked, Columns, Record, Records, choose_columns
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_rows
 from electra.text.table_files import read_table
 from electra.tokenizing.tokenizer import Tokenizer

@@ -24,7 +24,7 @@ from electra.tasks.predictions import (
     score,
     write_predictions,
 )
-from electra.tasks.records import Records, read_cells
+from electra.tasks.record import Records, read_cells
 from electra.tasks.rows import Outputs, Rows, TaskBatch
 from electra.tasks.texts import Example, Texts
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from electra.errors import UserError, require
-from electra.tasks.records import Asked, Columns, Records, is_plain, is_unlabelled, list_records
+from electra.tasks.record import Asked, Columns, Records, is_plain, is_unlabelled, list_records
 from electra.text.table_files import TableFile, read_table, read_text_lines, read_texts
 from electra.text.tables import format_of, require_format
 
@@ -169,25 +169,18 @@ def _read_columns(
     lines = read_text_lines(path)
     model, split_line = _find_model(lines)
     split = [split_line(line) for line in lines]
-    first, num_columns = model + 1, len(split[model]) if model >= 0 else 0
     if model < 0:
         return TableFile(path, FIELDS, [], []), False
+    first, num_columns = model + 1, len(split[model])
     if num_columns < least:
         tag_column = None
     _check_columns(f"{path} line {first}", num_columns, word_column, tag_column)
     place = (tag_column or 0) - 1  # of tag_column 0 the last
-    whole = [row for row in split if len(row) == num_columns]
-    borders = ("#", DOCUMENT_START)
-    begins = [not line.strip() or line.startswith(borders) for line in ["", *lines[:-1]]]
     # Before a sentence a line with # holds a word if it has the columns and a tag that is known, of
     # another line or an entity's; others are comments, such as "# text = ..." in CoNLL-U.
-    tags = {*known} | {
-        row[place]
-        for line, row, is_first in zip(lines, split, begins, strict=True)
-        if len(row) == num_columns and not (is_first and line.startswith("#"))
-    }
+    tags = {*known, *_list_tags(lines, split, num_columns, place)}
     # Then rows 3-4 and 3.1 are no words.
-    is_numbered = word_column > 1 and any(row[0] == "1" for row in whole)
+    is_numbered = word_column > 1 and any(row[0] == "1" for row in split if len(row) == num_columns)
     rows: list[dict[str, list[Any]]] = [{"tokens": [], "tags": [], "lines": []}]
     passed: list[str] = []
     for number, (line, row) in enumerate(zip(lines, split, strict=True), 1):
@@ -220,6 +213,17 @@ def _read_columns(
     if least and is_unlabelled((tag for each in rows for tag in each["tags"]), known):
         has_tags = False
     return TableFile(path, FIELDS, rows, [each["lines"][0] for each in rows]), has_tags
+
+
+def _list_tags(
+    lines: Sequence[str], split: Sequence[Sequence[str]], num_columns: int, place: int
+) -> Iterator[str]:
+    """Yield the tags of lines that cannot be comments."""
+    borders = ("#", DOCUMENT_START)
+    begins = [not line.strip() or line.startswith(borders) for line in ["", *lines[:-1]]]
+    for line, row, is_first in zip(lines, split, begins, strict=True):
+        if len(row) == num_columns and not (is_first and line.startswith("#")):
+            yield row[place]
 
 
 def _check_columns(place: str, num_columns: int, word_column: int, tag_column: int | None) -> None:

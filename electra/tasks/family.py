@@ -16,7 +16,7 @@ from electra.errors import require
 from electra.model.config import EncoderConfig
 from electra.model.heads import Kind
 from electra.tasks.config import FinetuneConfig
-from electra.tasks.records import Asked, Columns, Record, Records, read_rows
+from electra.tasks.record import Asked, Columns, Record, Records, read_rows
 from electra.tasks.rows import Outputs, Rows, TaskBatch
 from electra.tokenizing.tokenizer import Tokenizer
 

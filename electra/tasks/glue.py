@@ -12,7 +12,7 @@ from electra.tasks.classification import Classification, read_names
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Family, Task
 from electra.tasks.own import Answers, label_all
-from electra.tasks.records import Columns, Records, find_split, find_splits
+from electra.tasks.record import Columns, Records, find_split, find_splits
 from electra.tasks.regression import Regression, read_numbers
 from electra.text.table_files import TableFile, read_table
 from electra.text.tables import TABLE_FORMATS

@@ -24,7 +24,7 @@ from electra.tasks.predictions import (
     require_right,
     write_predictions,
 )
-from electra.tasks.records import Records, lacks_labels
+from electra.tasks.record import Records, lacks_labels
 from electra.tasks.rows import Outputs, Rows, TaskBatch
 from electra.tasks.texts import Example, Texts
 from electra.text.table_files import TableFile

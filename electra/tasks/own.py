@@ -13,7 +13,7 @@ from electra.tasks.classification import Classification, order_labels, read_name
 from electra.tasks.config import OWN_METRICS, FinetuneConfig, OwnTaskConfig
 from electra.tasks.family import Family, Task
 from electra.tasks.multi_label import MultiLabel, find_labels, read_sets
-from electra.tasks.records import Asked, Columns, Records, find_splits
+from electra.tasks.record import Asked, Columns, Records, find_splits
 from electra.tasks.regression import Regression, find_ranges, read_scaled
 from electra.tasks.texts import Texts
 from electra.text.table_files import TableFile, read_table

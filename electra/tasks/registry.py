@@ -16,7 +16,7 @@ from electra.tasks.family import Family, Task
 from electra.tasks.glue import GLUE, NAMES, read_glue_task
 from electra.tasks.multi_label import MultiLabel
 from electra.tasks.own import read_own_task, read_swag_task
-from electra.tasks.records import Asked, Columns, Converter, Inputs
+from electra.tasks.record import Asked, Columns, Converter, Inputs
 from electra.tasks.regression import Regression
 from electra.tasks.squad import SpanExtraction, read_squad_task
 from electra.tasks.tagging import Tagging, read_tagging_task

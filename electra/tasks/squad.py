@@ -23,7 +23,7 @@ from electra.model.config import EncoderConfig
 from electra.model.task_heads import UNANSWERABLE_WEIGHT, BeamSpanHead, SpanHead, span_loss
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Constant, Family, Task, WrittenHead
-from electra.tasks.records import Columns, Record, find_splits, require_unique
+from electra.tasks.record import Columns, Record, find_splits, require_unique
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, own_words, pad_rows
 from electra.tasks.squad_files import COLUMNS, FORMATS, read_asked, read_questions
 from electra.tasks.squad_score import score_v1, score_v2

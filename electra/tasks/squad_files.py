@@ -11,7 +11,7 @@ from typing import Any
 
 from electra.errors import require
 from electra.files import parse_json
-from electra.tasks.records import Asked, Columns, Record, Records, choose_columns, require_unique
+from electra.tasks.record import Asked, Columns, Record, Records, choose_columns, require_unique
 from electra.text.table_files import TableFile, read_content, read_table
 from electra.text.tables import TABLE_FORMATS, format_of, require_format
 

@@ -42,7 +42,7 @@ from electra.tasks.conll import (
     tags_of,
 )
 from electra.tasks.family import Task, WrittenHead, name_outputs
-from electra.tasks.records import Columns, Record, Records, find_splits
+from electra.tasks.record import Columns, Record, Records, find_splits
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_words, own_words, pad_rows
 from electra.text.tables import format_of
 from electra.tokenizing.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from electra.model.config import EncoderConfig
 from electra.model.task_heads import ClassifierHead, FeatureHead, PairHead
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Family
-from electra.tasks.records import Record
+from electra.tasks.record import Record
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_rows
 from electra.tokenizing.tokenizer import Tokenizer
 
