@@ -19,7 +19,7 @@ from electra.model.task_heads import ClassifierHead
 from electra.tasks.classification import Labelled
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Constant, WrittenHead
-from electra.tasks.record import Asked, Columns, Record, Records, choose_columns
+from electra.tasks.record import Asked, Columns, Record, Records
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_rows
 from electra.text.table_files import read_table
 from electra.tokenizing.tokenizer import Tokenizer
@@ -106,23 +106,16 @@ class MultipleChoice(Labelled):
 def read_swag(path: Path, asked: Asked) -> Records:
     """Return SWAG's questions: contexts and choices, which are a beginning and one of the endings.
 
-    They are in the columns sent1, sent2 and ending0, ending1, ...
+    They are in the columns sent1, sent2 and ending0, ending1, ..., unless others are named.
     """
     table = read_table(path, separator=asked.separator)
-    columns = asked.columns.inputs or ("sent1", "sent2", *find_endings(table.columns))
-    require(len(columns) > 3, f"{path}: no columns ending0, ending1, ...; give SWAG's folder")
-    if asked.columns.inputs:
-        columns = choose_columns(table, asked.named, columns)
-    context, begin, *endings = columns
+    endings = [name for name in table.columns if name.startswith("ending")]
+    context, *columns = asked.named or ("sent1", "sent2", *endings)
+    require(len(columns) > 2, f"{path}: no columns ending0, ending1, ...; give SWAG's folder")
     rows = []
-    texts = zip(table.column(begin), *map(table.column, endings), strict=True)
+    texts = zip(*map(table.column, columns), strict=True)
     for row, (start, *others) in zip(table.rows, texts, strict=True):
         choices = [f"{start} {text}" if start and text.strip() else text for text in others]
         rows.append({**row, "choices": choices})
     whole = replace(table, columns=(*table.columns, "choices"), rows=rows)
     return Records(whole, Columns((context, "choices"), ("label",)), table.rows)
-
-
-def find_endings(columns: Sequence[str]) -> list[str]:
-    """Return the columns of SWAG's endings."""
-    return [name for name in columns if name.startswith("ending")]

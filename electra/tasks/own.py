@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from electra.errors import count_of, require
-from electra.tasks.choice import MultipleChoice, find_endings, read_swag
+from electra.tasks.choice import MultipleChoice, read_swag
 from electra.tasks.classification import Classification, order_labels, read_names
 from electra.tasks.config import OWN_METRICS, FinetuneConfig, OwnTaskConfig
 from electra.tasks.family import Family, Task
@@ -79,9 +79,7 @@ def read_swag_task(name: str, data: Path, config: FinetuneConfig) -> Task:
     records = {
         split: [read_swag(path, Asked()) for path in paths] for split, paths in files.items()
     }
-    task = label_all(name, *_learn_choices(records["train"], config.own), records)
-    columns = ("sent1", "sent2", *find_endings(records["train"][0].table.columns))
-    return replace(task, columns=Columns(columns, ("label",)))
+    return label_all(name, *_learn_choices(records["train"], config.own), records)
 
 
 def label_all(name: str, family: Family, read: Answers, records: Splits) -> Task:

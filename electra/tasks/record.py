@@ -45,10 +45,8 @@ class Record:
     """Its position among the records of a request, from 1."""
 
     def __post_init__(self) -> None:
-        self.require(
-            isinstance(self.fields, Mapping),
-            f"{reprlib.repr(self.fields)} must be a dictionary of fields",
-        )
+        if not isinstance(self.fields, Mapping):  # of each row of a file, so nothing is written
+            self.require(False, f"{reprlib.repr(self.fields)} must be a dictionary of fields")
 
     def text(self, name: str) -> str:
         """Return a field that is text; refuse a missing field and any other value."""
@@ -62,8 +60,8 @@ class Record:
     def texts(self, name: str) -> list[str]:
         """Return a field that is a list of texts; refuse a missing field and any other value."""
         values = self.take(name, list, "a list of texts")
-        is_text = all(isinstance(value, str) for value in values)
-        self.require(is_text, f"{name!r} is {reprlib.repr(values)}; it must be a list of texts")
+        if not all(isinstance(value, str) for value in values):
+            self.require(False, f"{name!r} is {reprlib.repr(values)}; it must be a list of texts")
         return values
 
     def take(self, name: str, kind: type, rule: str = "") -> Any:
@@ -73,8 +71,8 @@ class Record:
             has = f"; it has {', '.join(map(repr, self.fields))}" if self.fields else ""
             self.require(False, f"no {name!r}, which must be {rule}{has[:200]}")
         value = self.fields[name]
-        fits = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
-        self.require(fits, f"{name!r} is {reprlib.repr(value)}; it must be {rule}")
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            self.require(False, f"{name!r} is {reprlib.repr(value)}; it must be {rule}")
         return value
 
     def parts(self, name: str, unit: str) -> "list[Record]":
