@@ -121,8 +121,8 @@ def finetune(
         many = f" with each of {' '.join(combinations)}" if grid else ""
         raise _plan(job, f"fine-tune {times}{many}, write {out}")
     if not is_finished:
-        how = {"seeds": seeds, "from_scratch": from_scratch, "is_grid": bool(grid)}
-        results = _train(start, task, data, out, combinations, show, **how)
+        how: dict[str, Any] = {"seeds": seeds, "from_scratch": from_scratch}
+        results = _train(start, task, data, out, combinations, show, is_grid=bool(grid), **how)
     scores = out / results["best"] if grid else out
     table = tabulate(results) if grid else finetuning_table([read_finetuning(out / "results.json")])
     print_table(table.rows, table.headers)
