@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from electra.checkpoints.checkpoint import Weights
+from electra.checkpoints.checkpoint import Weights, load_parameters
 from electra.checkpoints.folder import TOKENS
 from electra.checkpoints.huggingface import find_networks, read_length
 from electra.checkpoints.names import DEBERTA, ELECTRA
@@ -31,7 +31,9 @@ from electra.interop.export import describe, write_plain
 from electra.interop.weights import Source, read_source
 from electra.model.config import EncoderConfig
 from electra.model.deberta_config import DebertaConfig
+from electra.model.encoder import Encoder
 from electra.model.modernbert_config import ModernBertConfig
+from electra.tokenizing.shrink import Smaller
 from electra.tokenizing.tokenizer import Tokenizer
 
 SPARE = 1024
@@ -68,13 +70,14 @@ def import_model(
     tokenizer: Path | None = None,
     generator: Path | None = None,
     extend: Path | None = None,
+    keep: Smaller | None = None,
     positions: int = 0,
     position_rows: PositionRows | None = None,
 ) -> Imported:
     """Write the networks of a source as `electra export` writes those of a run.
 
     A source is a Hugging Face folder. The arguments are those of `electra import`; 0 `positions`
-    are those of the source.
+    are those of the source, and `keep` is the source's vocabulary, cut down.
     """
     require(positions > 0 or position_rows is None, "--position-rows is for --positions; give both")
     if not generator and (source / "generator" / "config.json").is_file():
@@ -83,8 +86,8 @@ def import_model(
     total = sum(len(found.left) for found in sources.values())
     roles = {path: find_roles(path, found) for path, found in sources.items()}
     words = Tokenizer.load(tokenizer or source)
-    extended = Tokenizer.load(extend) if extend else words
-    pieces = find_pieces(words, extended) if extend else None
+    target = keep.tokenizer if keep else Tokenizer.load(extend) if extend else words
+    pieces = [[index] for index in keep.kept] if keep else find_pieces(words, target)
     networks: dict[str, SavedModel] = {}
     for path, found in roles.items():
         for role, network in found.items():
@@ -92,10 +95,13 @@ def import_model(
                 continue
             _require_rows(path, network.sizes.vocab_size, words.vocab_size)
             length = positions or read_length(path, network.sizes)
-            network = _extend_vocabulary(network, pieces) if pieces else network
+            given = network
+            network = _choose_rows(network, pieces, words.vocab_size)
+            if keep:
+                _require_same_states(given, network, keep, length)
             if positions:
                 network = _extend_positions(network, positions, position_rows or "interpolate")
-            networks[role] = SavedModel(network, extended, length, str(path))
+            networks[role] = SavedModel(network, target, length, str(path))
     require(
         bool(networks), f"{source} contains no ELECTRA encoder: none of its {total} tensors match"
     )
@@ -107,8 +113,8 @@ def import_model(
             write_plain(place, describe(model.kept, *about))
     left = [name for found in sources.values() for name in found.left]
     sizes = {role: model.encoder for role, model in networks.items()}
-    num_new = extended.vocab_size - words.vocab_size
-    num_spare = max(each.vocab_size for each in sizes.values()) - extended.vocab_size
+    num_new = max(0, target.vocab_size - words.vocab_size)
+    num_spare = max(each.vocab_size for each in sizes.values()) - target.vocab_size
     return Imported(sizes, total - len(left), total, left, num_new, num_spare)
 
 
@@ -191,20 +197,39 @@ def find_pieces(old: Tokenizer, new: Tokenizer) -> list[list[int]]:
     return [[ids[token]] if token in ids else old.spell(token) for token in new.tokens_by_id]
 
 
-def _extend_vocabulary(network: SavedNetwork, pieces: list[list[int]]) -> SavedNetwork:
+def _choose_rows(network: SavedNetwork, pieces: list[list[int]], num_old: int) -> SavedNetwork:
     """Return a network with a row for each token: the mean of its pieces, from `find_pieces`."""
+    if pieces == [[index] for index in range(num_old)]:
+        return network
 
-    def extend(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        extended = dict(tensors)
+    def choose(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        chosen = dict(tensors)
         for name in {TOKENS, OUTPUT_BIAS} & tensors.keys():
             old = tensors[name]
             rows = [old[each[0]] if len(each) == 1 else old[each].mean(dim=0) for each in pieces]
-            extended[name] = torch.cat([torch.stack(rows), old[len(pieces) :]])  # spare rows
-        return extended
+            spare = old[max(num_old, len(pieces)) :]
+            chosen[name] = torch.cat([torch.stack(rows), spare])
+        return chosen
 
-    encoder, head = extend(network.encoders[0]), extend(network.head)
+    encoder, head = choose(network.encoders[0]), choose(network.head)
     sizes = dataclasses.replace(network.sizes, vocab_size=len(encoder[TOKENS]))
     return dataclasses.replace(network, sizes=sizes, encoders=(encoder,), head=head)
+
+
+@torch.inference_mode()
+def _require_same_states(
+    old: SavedNetwork, new: SavedNetwork, keep: Smaller, most_tokens: int
+) -> None:
+    """Refuse a smaller vocabulary with which the first lines of the text have other states."""
+    encoders = []
+    for network in (old, new):
+        encoders.append(Encoder(network.sizes).eval())
+        load_parameters(encoders[-1], network.encoders[0])
+    ids_of = torch.tensor(keep.kept)
+    for row in (row[:most_tokens] for row in keep.rows if row):
+        ids = torch.tensor([row])
+        before, after = encoders[0](ids_of[ids]), encoders[1](ids)
+        require(torch.equal(before, after), "the states with the smaller vocabulary are others")
 
 
 def _extend_positions(network: SavedNetwork, number: int, how: PositionRows) -> SavedNetwork:

@@ -1,20 +1,24 @@
 """pretrain, and what can be told before: plan and flops."""
 
 import math
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
+from electra.checkpoints.bundled import find_model
 from electra.errors import UserError, command, require
 from electra.presets import PRESETS
 from electra.pretraining.resolution import resolve
 from electra.reports.glossary import describe_heldout, format_about, format_count, format_seconds
 from electra.terminal.live import Display, Progress
 from electra.terminal.printing import print_done, print_note, print_table
+from electra.text.config import TextConfig
 from electra.training.config import PretrainConfig
-from electra.verbs.arguments import as_path, as_words, ignore, refuse_existing, repeat
+from electra.verbs.arguments import as_list, as_path, as_words, ignore, refuse_existing, repeat
+from electra.verbs.corpus import find_text
 from electra.verbs.options import (
     PRESET,
     DryRun,
@@ -26,6 +30,7 @@ from electra.verbs.options import (
     SetPretraining,
     Show,
     Toml,
+    Words,
     settings_of,
     verb,
 )
@@ -33,6 +38,7 @@ from electra.verbs.options import (
 if TYPE_CHECKING:
     from electra.interop.importing import Imported
     from electra.pretraining.plan import Plan
+    from electra.tokenizing.shrink import Smaller
 
 HOURS = 1e15
 """Operations that any CPU does within hours: fewer need no estimate, which imports torch."""
@@ -350,6 +356,8 @@ def import_(
     tokenizer: Place | None = None,
     generator: Place | None = None,
     extend: Place | None = None,
+    keep_vocabulary: Words = (),
+    min_frequency: int = 1,
     positions: int | None = None,
     position_rows: Literal["interpolate", "repeat"] | None = None,
     dry_run: DryRun = False,
@@ -371,6 +379,10 @@ def import_(
         generator: A second source, of the generator; without it, the source's folder generator.
         extend: A tokenizer with all tokens of the source's and more. Each new token begins with the
             mean of the pieces that it replaces.
+        keep_vocabulary: Text, as `electra tokenizer` reads it. Only the tokens that it needs are
+            kept, and the model gives the same answers to it.
+        min_frequency: With --keep-vocabulary: tokens that the text has less often are spelt in
+            others.
         positions: Longest row, tokens, if it is to be longer than the source's.
         position_rows: Their embeddings. interpolate (if not given): the old ones, drawn out to the
             new length. repeat: tile the old ones.
@@ -385,10 +397,15 @@ def import_(
     others = as_path(tokenizer), as_path(generator), as_path(extend)
     refuse_existing(out)
     require(positions is None or positions >= 1, f"--positions must be >= 1, not {positions}")
+    require(min_frequency >= 1, f"--min-frequency must be >= 1, not {min_frequency}")
+    is_one = not (extend and keep_vocabulary)
+    require(is_one, "--extend and --keep-vocabulary are two steps: import the folder of the first")
+    source = find_model(source)
     if dry_run:
         read_source(source)
         raise Planned(None, f"read {source} and write {out}")
-    found = import_model(source, out, *others, positions or 0, position_rows)
+    keep = _cut_down(others[0] or source, list(map(str, as_list(keep_vocabulary))), min_frequency)
+    found = import_model(source, out, *others, keep, positions or 0, position_rows)
     rows = [
         (role, sizes.num_hidden_layers, sizes.hidden_size, sizes.embedding_size, sizes.vocab_size)
         for role, sizes in found.networks.items()
@@ -399,6 +416,7 @@ def import_(
         (len(found.left_over), f"left over: {named}" + (f" and {more:,} more" if more > 0 else "")),
         (new := found.num_new, f"{new:,} new tokens begin as the mean of what they replace"),
         (spare := found.num_spare, f"{spare:,} rows of the embeddings have no token, and are kept"),
+        (keep is not None, _tell_kept(found, keep) if keep else ""),
     ):
         if number:
             print_note(told)
@@ -409,3 +427,34 @@ def import_(
         following = command("prepare", "TEXT", "--tokenizer", out, "--out", "shards")
     print_done(f"wrote {out}: loaded {found.num_loaded} of {found.num_tensors} tensors", following)
     return found
+
+
+def _cut_down(tokenizer: Path, text: Sequence[str], min_frequency: int) -> "Smaller | None":
+    """Return the vocabulary with the tokens that a text needs; None: no text is named."""
+    from electra.text.documents import Reader
+    from electra.tokenizing.shrink import shrink
+    from electra.tokenizing.tokenizer import Tokenizer
+
+    if not text:
+        require(min_frequency == 1, "--min-frequency is for --keep-vocabulary; give both")
+        return None
+    old, files = Tokenizer.load(tokenizer), find_text(text, TextConfig())
+
+    def read() -> Iterator[str]:
+        reader = Reader()
+        with Progress("tokens of the text", unit="characters") as progress:
+            for document in reader.read(files):
+                progress.update(reader.counts.characters, None)
+                yield from document
+
+    return shrink(old, read, min_frequency)
+
+
+def _tell_kept(found: "Imported", keep: "Smaller") -> str:
+    """Return what a vocabulary that was cut down saves and costs."""
+    kept, old = len(keep.kept), keep.num_old
+    saved = sum((old - kept) * sizes.embedding_size for sizes in found.networks.values())
+    told = f"kept {kept:,} of {old:,} tokens, {format_count(saved)} parameters less; "
+    same = f"the text has the same {keep.num_tokens:,} tokens, and its first lines the same states"
+    more = f"the text has {keep.num_more / keep.num_tokens:+.2%} tokens"
+    return told + (more if keep.num_more else same)
