@@ -34,10 +34,11 @@ from electra.finetuning.results import (
     write_seed,
 )
 from electra.finetuning.start import Job, TaskRows, encode_task, read_job
+from electra.finetuning.teacher import add_answers, read_teachers
 from electra.model.forms import choose_layers
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Family
-from electra.tasks.rows import Outputs, choose_batches, make_batch
+from electra.tasks.rows import Outputs, TaskBatch, choose_batches, make_batch
 from electra.training.config import OptimizerConfig
 from electra.training.distributed import joined, wait_for_all
 from electra.training.machine import Machine, prepare_machine
@@ -104,11 +105,15 @@ def train_seeds(
     # Also called by build_network, but a refusal must come before the folder is made.
     architecture = job.pretrained.encoder.architecture
     choose_layers(job.config.layers, architecture, machine.device, is_plain=False)
-    shared = begin_shared_folder(out, job.settings(), machine, job.task.notes)
+    teachers = read_teachers(job)
+    told = {"teachers": [each.sha256 for each in teachers]} if teachers else {}
+    shared = begin_shared_folder(out, job.settings() | told, machine, job.task.notes)
     with joined(machine, LONGEST_WAIT, on_host=True), shared as folder:
         if machine.rank > 0:
             progress = ignore
         rows = encode_task(job.task, job.pretrained, job.config)
+        if teachers:
+            rows = add_answers(job, rows, teachers, machine)
         facts = describe_job(job, rows, start, machine)
         progress({"part": "task", **facts})
         for seed in range(machine.rank, seeds, machine.num_ranks):
@@ -211,7 +216,7 @@ class Training:
     def __init__(self, job: Job, rows: TaskRows, machine: Machine, seed: int):
         config = job.config
         self.job, self.seed, self.machine = job, seed, machine
-        self.train = rows.splits["train"]
+        self.train = rows.lesson or rows.splits["train"]
         self.epochs = config.epochs or job.task.epochs
         self.steps = self.epochs * math.ceil(len(self.train) / config.batch_size)
         self.step, self.seconds = 0, 0.0
@@ -224,7 +229,7 @@ class Training:
             seed=seed,
             from_scratch=job.from_scratch,
         )
-        job.task.family.start_head(self.model.head, self.train)
+        job.task.family.start_head(self.model.head, rows.splits["train"])
         self.whole_table = keep_tokens(self.model, rows.token_ids)
         self.model.to(machine.device)
         self.optimizer_config = OptimizerConfig(
@@ -238,10 +243,18 @@ class Training:
             learns, self.optimizer_config, config.layer_lr_decay, config.mode
         )
 
+    def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
+        """Return the mean loss of a batch, of which a teacher's answers have `teacher.weight`."""
+        family, weight = self.job.task.family, self.job.config.teacher.weight
+        if "teacher" not in batch.targets:
+            return family.loss(outputs, batch)
+        loss = family.soft_loss(outputs, batch.targets["teacher"])
+        return loss if weight == 1 else weight * loss + (1 - weight) * family.loss(outputs, batch)
+
     def train_epoch(self, epoch: int, progress: Progress) -> float:
         """Train on every item once, and return the mean loss."""
         model, optimizer, config = self.model, self.optimizer, self.job.config
-        family, lengths = self.job.task.family, self.train.item_lengths
+        lengths = self.train.item_lengths
         model.train()
         began, loss_sum = time.perf_counter(), torch.zeros((), device=self.machine.device)
         for items in choose_batches(lengths, config.batch_size, seed=self.seed, epoch=epoch):
@@ -249,7 +262,7 @@ class Training:
             rate = learning_rate_at(self.step, self.steps, self.optimizer_config, config.mode)
             set_learning_rate(optimizer, rate)
             batch = make_batch(self.train, items, self.machine.device)
-            loss = family.loss(model(batch), batch)
+            loss = self.loss(model(batch), batch)
             (loss * len(items) if config.mode == "reference" else loss).backward()
             nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm, foreach=True)
             optimizer.step()
@@ -302,5 +315,5 @@ def describe_seed(
         "epochs": history,
         "steps": training.steps,
         "train_seconds": training.seconds,
-        "examples_per_second": len(train) * training.epochs / training.seconds,
+        "examples_per_second": len(training.train) * training.epochs / training.seconds,
     }

@@ -13,9 +13,11 @@ from electra.errors import UserError, require
 from electra.files import sha256_file
 from electra.presets import finetune_preset
 from electra.tasks.config import FinetuneConfig
-from electra.tasks.family import Task
+from electra.tasks.family import Task, number_records
 from electra.tasks.registry import read_task, resolve_own
 from electra.tasks.rows import Rows, reduce_vocabulary
+
+UNLABELLED = "unlabelled"
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,10 @@ class TaskRows(NamedTuple):
 
     token_ids: Tensor
     splits: dict[str, Rows]
+    unlabelled: Rows | None = None
+    """Text without labels that a teacher answers (`teacher.text`)."""
+    lesson: Rows | None = None
+    """What is learnt in place of train, with the answers of teachers (`teacher.add_answers`)."""
 
 
 def encode_task(task: Task, pretrained: SavedModel, config: FinetuneConfig) -> TaskRows:
@@ -67,7 +73,13 @@ def encode_task(task: Task, pretrained: SavedModel, config: FinetuneConfig) -> T
         train = splits["train"]
         targets = {**train.targets, "weights": task.family.weigh(train)}
         splits["train"] = dataclasses.replace(train, targets=targets)
-    return TaskRows(*reduce_vocabulary(splits, pretrained.tokenizer.vocab_size))
+    if config.teacher.text:
+        found = task.family.read_inputs(Path(config.teacher.text), (), task.columns)
+        examples = list(map(task.family.parse, number_records(found.records)))
+        told = [each for each in examples if not task.family.is_blank(each)]
+        splits[UNLABELLED] = task.family.encode(told, pretrained.tokenizer, config.sequence_length)
+    token_ids, splits = reduce_vocabulary(splits, pretrained.tokenizer.vocab_size)
+    return TaskRows(token_ids, splits, splits.pop(UNLABELLED, None))
 
 
 def fit_to_start(
@@ -84,6 +96,11 @@ def fit_to_start(
         length <= longest,
         f"sequence_length {length} is more than the {longest} tokens that {source} was trained on; "
         "positions beyond them were never trained",
+    )
+    require(
+        not config.teacher.folders or task.family.learns_from_teachers,
+        f"a teacher is for labels and numbers of texts and pairs, not for {task.name}: leave out "
+        "teacher.folders",
     )
     require(
         config.class_weights == "none" or task.family.weighs_classes,

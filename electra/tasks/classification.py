@@ -148,6 +148,7 @@ def name_probs(labels: Sequence[str], probs: Sequence[float]) -> dict[str, float
 class Classification(Texts, Labelled):
     """Texts or pairs with one of `labels`."""
 
+    learns_from_teachers: ClassVar[bool] = True
     weighs_classes: ClassVar[bool] = True
 
     labels: tuple[str, ...] = ()
@@ -166,6 +167,14 @@ class Classification(Texts, Labelled):
         labels = train.targets["labels"]
         counts = labels.bincount().float()
         return counts.sum() / ((counts > 0).sum() * counts[labels])
+
+    def soften(self, outputs: Outputs) -> Tensor:
+        """Return the probabilities (N, C)."""
+        return outputs["logits"].softmax(dim=-1)
+
+    def soft_loss(self, outputs: Outputs, answers: Tensor) -> Tensor:
+        """Return the mean cross-entropy with the teacher's probabilities, nats."""
+        return F.cross_entropy(outputs["logits"], answers)
 
     def tally(self, examples: Sequence[Example]) -> Counter[str]:
         """Return the number of examples of each label."""

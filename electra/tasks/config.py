@@ -121,6 +121,32 @@ class TaggingConfig(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TeacherConfig(Settings):
+    """Fine-tuned models that `electra finetune` learns from."""
+
+    folders: str = ""
+    """Fine-tunings of the same task, separated by commas; all their seeds are asked, and the mean
+    of the answers is learnt. Unset: the labels are learnt."""
+    text: str = ""
+    """A file of texts without labels, as `electra predict` reads it, to learn the teacher's answers
+    from as well."""
+    weight: Annotated[float, Within("(0, 1]")] = 1.0
+    """Share of the teacher's answers in the loss; the rest is that of the labels."""
+
+    section = "teacher."
+    needs = (
+        Needs("text", "folders"),
+        Needs("weight!=1", "folders"),
+        Needs("text", "weight=1", "a text without labels has no other loss"),
+    )
+
+    @property
+    def names(self) -> list[str]:
+        """The folders."""
+        return [name for name in self.folders.split(",") if name]
+
+
+@dataclass(frozen=True, kw_only=True)
 class FinetuneConfig(Settings):
     """All settings of `electra finetune`. Source: Table 7; FINETUNE_PRESETS has the presets."""
 
@@ -192,6 +218,7 @@ class FinetuneConfig(Settings):
     own: OwnTaskConfig = field(default_factory=OwnTaskConfig)
     squad: SquadConfig = field(default_factory=SquadConfig)
     tagging: TaggingConfig = field(default_factory=TaggingConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     features: FeaturesConfig = field(default_factory=FeaturesConfig)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """As in pre-training."""
@@ -209,4 +236,10 @@ class FinetuneConfig(Settings):
 
     def check(self) -> None:
         """Check what the table cannot say."""
+        is_unread = self.teacher.folders and self.teacher.weight == 1
+        self.must(
+            "class_weights",
+            self.class_weights == "none" or not is_unread,
+            "be none with a teacher, unless teacher.weight is below 1: the labels are not learnt",
+        )
         self.must("sequence_length", not 0 < self.sequence_length < 8, "be 0 or >= 8")

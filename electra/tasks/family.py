@@ -65,6 +65,8 @@ class Family(ABC):
     """Whether the head may be a FeatureHead on a frozen encoder."""
     pools: ClassVar[bool] = False
     """Whether the head reads one state of a row, which `pooling` chooses."""
+    learns_from_teachers: ClassVar[bool] = False
+    """Whether `soften` and `soft_loss` are there."""
     weighs_classes: ClassVar[bool] = False
     """Whether `weigh` can make rare labels count as much as frequent ones."""
 
@@ -145,6 +147,14 @@ class Family(ABC):
     @abstractmethod
     def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
         """Return the mean loss of a batch."""
+
+    def soften(self, outputs: Outputs) -> Tensor:
+        """Return a teacher's answers (N, ...) as what a student's loss is taken from."""
+        raise NotImplementedError
+
+    def soft_loss(self, outputs: Outputs, answers: Tensor) -> Tensor:
+        """Return the mean loss of a batch against a teacher's answers, from `soften`."""
+        raise NotImplementedError
 
     def start_head(self, head: nn.Module, train: Rows) -> None:
         """Give a new head what of train it begins with, such as a bias; by default nothing."""

@@ -42,6 +42,7 @@ class MultiLabel(Texts):
     The target is "labels", 0 or 1 for each label, and if classes are weighted "weights".
     """
 
+    learns_from_teachers: ClassVar[bool] = True
     weighs_classes: ClassVar[bool] = True
 
     labels: tuple[str, ...] = ()
@@ -75,6 +76,14 @@ class MultiLabel(Texts):
         """Return the mean binary cross-entropy, nats, over all labels of all items."""
         labels, weights = batch.targets["labels"], batch.targets.get("weights")
         return F.binary_cross_entropy_with_logits(outputs["logits"], labels, weights)
+
+    def soften(self, outputs: Outputs) -> Tensor:
+        """Return the probability of each label (N, C)."""
+        return outputs["logits"].sigmoid()
+
+    def soft_loss(self, outputs: Outputs, answers: Tensor) -> Tensor:
+        """Return the mean binary cross-entropy with the teacher's probabilities, nats."""
+        return F.binary_cross_entropy_with_logits(outputs["logits"], answers)
 
     def weigh(self, train: Rows) -> Tensor:
         """Return weights (N, C): of a label, items with and without it weigh the same in sum."""

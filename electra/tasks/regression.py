@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -39,6 +39,8 @@ through a sigmoid there."""
 class Regression(Texts):
     """Texts or pairs with a number for each of `names`; the target is "labels", in [0, 1]."""
 
+    learns_from_teachers: ClassVar[bool] = True
+
     names: tuple[str, ...] = ("label",)
     """What the numbers are called: their columns."""
     ranges: tuple[Range, ...] = ((0.0, 1.0),)
@@ -65,6 +67,14 @@ class Regression(Texts):
     def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
         """Return the mean squared error on [0, 1]."""
         return F.mse_loss(outputs["logits"], batch.targets["labels"])
+
+    def soften(self, outputs: Outputs) -> Tensor:
+        """Return the numbers (N, T), on the scales of their ranges."""
+        return outputs["logits"]
+
+    def soft_loss(self, outputs: Outputs, answers: Tensor) -> Tensor:
+        """Return the mean squared error from the teacher's numbers."""
+        return F.mse_loss(outputs["logits"], answers)
 
     def measure(self, gold_NT: Sequence[Sequence[float]], said_NT: Any) -> dict[str, float]:
         """Return the metrics; of several numbers their means, and then those of each by name."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from electra.model.batch import copy_to
@@ -116,6 +117,21 @@ def pad_rows(
         rows_per_item,
         are_tokens_judged,
         examples,
+    )
+
+
+def join_rows(parts: Sequence[Rows]) -> Rows:
+    """Return the items of all parts, without their targets."""
+    longest = max(part.input_ids.shape[1] for part in parts)
+    ids = [F.pad(part.input_ids, (0, longest - part.input_ids.shape[1])) for part in parts]
+    return dataclasses.replace(
+        parts[0],
+        input_ids=torch.cat(ids),
+        lengths=torch.cat([part.lengths for part in parts]),
+        first_lengths=torch.cat([part.first_lengths for part in parts]),
+        targets={},
+        is_cut=[cut for part in parts for cut in part.is_cut],
+        examples=[each for part in parts for each in part.examples],
     )
 
 

@@ -26,6 +26,7 @@ from electra.verbs.arguments import (
 from electra.verbs.options import (
     DryRun,
     Place,
+    Places,
     Planned,
     Set,
     Show,
@@ -53,6 +54,7 @@ def finetune(
     out: Place,
     seeds: int = 1,
     from_scratch: bool = False,
+    teacher: Places = (),
     grid: Words = (),
     settings: Annotated[Set, settings_of(FINETUNE_PRESETS["tiny"])] = (),
     config: Toml = None,
@@ -84,6 +86,9 @@ def finetune(
         seeds: Number of fine-tunings, each with a seed of its own; their median is the score.
         from_scratch: Take the encoder's sizes but not its weights; the comparison shows what
             pre-training is worth.
+        teacher: Fine-tunings of the same task, of any encoder, whose answers are learnt in place of
+            the labels; the same as --set teacher.folders=FOLDER. teacher.text names text without
+            labels that is learnt from as well.
         grid: Settings as field=value,value. Every combination is fine-tuned into a folder of its
             own in OUT, and the one with the best score on dev is chosen.
         show: Called with records of the progress.
@@ -101,6 +106,8 @@ def finetune(
     from electra.reports.runs import finetuning_table, read_finetuning
 
     start, data, out, words = Path(start), Path(data), Path(out), as_words(settings)
+    if teachers := as_paths(teacher):
+        words = [*words, f"teacher.folders={','.join(map(str, teachers))}"]
     preset = finetune_preset(read_sizes(start))
     if grid:  # it compares seeds as they are drawn
         preset = dataclasses.replace(preset, reseeds=0)
