@@ -39,6 +39,7 @@ def test_commands_and_the_library_take_its_name(here, capsys):
     (told,) = map(json.loads, succeed(capsys, "detect", NAME, SENTENCE, "--json").out.splitlines())
     model = electra.load(NAME)
     (words,) = electra.detect(model, [SENTENCE])
+    assert read_pretrained(Path(NAME)).source == NAME  # not a path of this machine
     assert [word["prob_replaced"] for word in told["words"]] == [w.prob_replaced for w in words]
     assert max(words, key=lambda word: word.prob_replaced).text == "keyboard"
     assert "paris" in succeed(capsys, "fill", NAME, "the city of [MASK] , in france").out

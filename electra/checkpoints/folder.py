@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from electra.assignments import from_dict
-from electra.checkpoints.bundled import find_model
+from electra.checkpoints.bundled import ENCODERS, find_model
 from electra.checkpoints.checkpoint import (
     FILES,
     STATE,
@@ -77,7 +77,9 @@ def read_pretrained(folder: Path) -> SavedModel:
         return _read_run(folder)
     from electra.checkpoints.huggingface import read_huggingface
 
-    return read_huggingface(folder)
+    found = read_huggingface(folder)
+    is_bundled = folder.parent == ENCODERS  # whose path says nothing on another machine
+    return replace(found, source=folder.name) if is_bundled else found
 
 
 def read_run_config(run: Path) -> PretrainConfig:
