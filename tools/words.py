@@ -26,6 +26,7 @@ OTHER_DATA: Mapping[str, str] = {
     "mnli": "29,490 of MNLI's 392,702 training pairs, official matched dev set",
     "qnli": "train set of QNLI rebuilt from SQuAD, official dev set",
     "conll2003": "CoNLL-2003, English",
+    "scicite": "SciCite, 7,320 sentences of train",
 }
 """Data that are not GLUE's own."""
 
