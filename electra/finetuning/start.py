@@ -13,8 +13,9 @@ from electra.errors import UserError, require
 from electra.files import sha256_file
 from electra.presets import finetune_preset
 from electra.tasks.config import FinetuneConfig
-from electra.tasks.family import Task, number_records
-from electra.tasks.registry import read_task, resolve_own
+from electra.tasks.family import Task
+from electra.tasks.record import number_records
+from electra.tasks.registry import read_inputs, read_task, resolve_own
 from electra.tasks.rows import Rows, reduce_vocabulary
 
 UNLABELLED = "unlabelled"
@@ -74,12 +75,20 @@ def encode_task(task: Task, pretrained: SavedModel, config: FinetuneConfig) -> T
         targets = {**train.targets, "weights": task.family.weigh(train)}
         splits["train"] = dataclasses.replace(train, targets=targets)
     if config.teacher.text:
-        found = task.family.read_inputs(Path(config.teacher.text), (), task.columns)
-        examples = list(map(task.family.parse, number_records(found.records)))
-        told = [each for each in examples if not task.family.is_blank(each)]
+        told = _read_unlabelled(task, config)
         splits[UNLABELLED] = task.family.encode(told, pretrained.tokenizer, config.sequence_length)
     token_ids, splits = reduce_vocabulary(splits, pretrained.tokenizer.vocab_size)
     return TaskRows(token_ids, splits, splits.pop(UNLABELLED, None))
+
+
+def _read_unlabelled(task: Task, config: FinetuneConfig) -> list[Any]:
+    """Return the examples in `teacher.text` that are not blank."""
+    columns, label_columns = map(list, task.columns)
+    where = {"task": task.name, "columns": columns, "label_columns": label_columns}
+    facts = {**task.family.facts(), **where, "separator": config.own.between}
+    found = read_inputs(facts, Path(config.teacher.text))
+    examples = map(task.family.parse, number_records(found.records))
+    return [each for each in examples if not task.family.is_blank(each)]
 
 
 def fit_to_start(
