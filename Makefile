@@ -1,6 +1,6 @@
 PYTHON ?= python3
 
-.PHONY: quickstart test test-slow check docs clean
+.PHONY: quickstart test test-slow check docs verify-reference clean
 
 quickstart: .venv/ready
 	.venv/bin/electra quickstart
@@ -19,6 +19,10 @@ check: .venv/ready-dev
 
 docs: .venv/ready-dev
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict
+
+# The shortest reference run, and one of fine-tuning; without rows all of them.
+verify-reference: .venv/ready-dev
+	.venv/bin/python -m tools.reference verify rtd finetuned
 
 clean:
 	rm -rf .venv
