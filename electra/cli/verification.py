@@ -1,12 +1,16 @@
 """verify and show: what a stranger can check of any folder."""
 
+from collections.abc import Sequence
 from json import dumps
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from electra.cli.options import Words
 from electra.errors import count_of
 from electra.terminal.printing import print_claim, print_done, print_lines, print_row
+
+if TYPE_CHECKING:
+    from electra.verification.claims import Claim
 
 FAILED = 1
 """Exit status if a claim does not hold."""
@@ -19,6 +23,7 @@ def verify(
     text: Words = (),
     data: Path | None = None,
     steps: int = 100,
+    verbose: bool = False,
     json: bool = False,
 ) -> None:
     """Check every claim of a folder: hashes, settings, origin; and compute some of it again.
@@ -27,8 +32,9 @@ def verify(
     metrics.jsonl, and the last evaluation. Of shards everything is counted, and some documents are
     tokenized again. Of a fine-tuning the scores are computed from its answers, and some answers
     from its model. Of an export weights and answers are compared with those of its source. Of a
-    suite the tables are made from its records. A line for each claim: ok, FAILED or not checked.
-    The exit status is 1 if a claim failed. Nothing is written into the folder.
+    suite the tables are made from its records. A line for each claim: ok, FAILED or not checked;
+    of a folder of folders a line for each of them, and for each claim that failed. The exit status
+    is 1 if a claim failed. Nothing is written into the folder.
 
     Example: electra verify run
 
@@ -39,22 +45,40 @@ def verify(
         text: Of shards: the text, as it was given to `electra prepare`.
         data: Of a fine-tuning: the folder of the task's files, if they have moved.
         steps: Of a run: most steps that are computed again.
+        verbose: Also print the claims that hold or were not checked of each of several folders.
         json: Print a list of JSON objects with status, claim and told.
     """
-    from electra.verification.verify import ignore
+    from electra.verification.verify import find_kind, ignore
     from electra.verification.verify import verify as run_verify
 
-    show = ignore if json else print_claim
-    claims = run_verify(folder, shards=shards, text=text, data=data, steps=steps, show=show)
-    statuses = [claim.status for claim in claims]
-    failed, unknown = statuses.count("FAILED"), statuses.count("not checked")
+    is_listed = verbose or not folder.is_dir() or bool(find_kind(folder))
+
+    def show_claim(claim: "Claim") -> None:
+        if is_listed or claim.status == "FAILED":
+            print_claim(claim)
+
+    def show_folder(place: Path, claims: "Sequence[Claim]") -> None:
+        if not is_listed:
+            failed = any(claim.status == "FAILED" for claim in claims)
+            print_claim(("FAILED" if failed else "ok", place.name, _count(claims)))
+
+    how: dict[str, Any] = {"shards": shards, "text": text, "data": data, "steps": steps}
+    how |= {"show": ignore, "end": ignore} if json else {"show": show_claim, "end": show_folder}
+    claims = run_verify(folder, **how)
     if json:
         print_lines([dumps([claim._asdict() for claim in claims], ensure_ascii=False)])
     else:
-        told = f"{count_of(statuses.count('ok'), 'claim')} of {folder} hold, {failed} failed"
-        print_done(f"{told}, {unknown} not checked")
-    if failed:
+        print_done(_count(claims, f" of {folder}"))
+    if any(claim.status == "FAILED" for claim in claims):
         raise SystemExit(FAILED)
+
+
+def _count(claims: "Sequence[Claim]", whose: str = "") -> str:
+    """Return how many claims hold, failed and were not checked."""
+    statuses = [claim.status for claim in claims]
+    failed, unknown = statuses.count("FAILED"), statuses.count("not checked")
+    hold = count_of(statuses.count("ok"), "claim")
+    return f"{hold}{whose} hold, {failed} failed, {unknown} not checked"
 
 
 def show(

@@ -14,8 +14,8 @@ from electra.verification.exported import verify_export
 from electra.verification.steps import verify_run
 
 
-def ignore(claim: Claim) -> None:
-    """Show nothing of a claim."""
+def ignore(*proved: object) -> None:
+    """Show nothing of what was proved."""
 
 
 STEPS = 100
@@ -49,6 +49,7 @@ def verify(
     data: Path | None = None,
     steps: int = STEPS,
     show: Callable[[Claim], None] = ignore,
+    end: Callable[[Path, Sequence[Claim]], None] = ignore,
 ) -> list[Claim]:
     """Return every claim of a folder with its proof; nothing is written into the folder.
 
@@ -60,6 +61,7 @@ def verify(
         data: Of a fine-tuning: the folder of the task's files, if they have moved.
         steps: Of a run: most steps that are computed again.
         show: Called with each claim when it is proved.
+        end: Called with each folder of a folder of folders, and its claims, when they are proved.
 
     Raises:
         UserError: The folder is none of these.
@@ -79,7 +81,9 @@ def verify(
             f"{folder} is no tokenizer, shards, run, fine-tuning, export or results of a suite"
         )
     for place in places:
-        inner = claims if place == folder else claims.inside(place.name)
+        inner, before = claims, len(claims.found)
+        if place != folder:
+            inner = claims.inside(place.name)
         match find_kind(place):
             case "run":
                 verify_run(inner, place, shards, steps)
@@ -96,4 +100,6 @@ def verify(
                 verify_export(inner, place)
             case "tokenizer":
                 verify_tokenizer(inner, place)
+        if place != folder:
+            end(place, claims.found[before:])
     return claims.found
