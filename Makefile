@@ -1,6 +1,6 @@
 PYTHON ?= python3
 
-.PHONY: quickstart test test-slow check docs verify-reference clean
+.PHONY: quickstart test test-slow check docs verify-reference fuzz clean
 
 quickstart: .venv/ready
 	.venv/bin/electra quickstart
@@ -23,6 +23,10 @@ docs: .venv/ready-dev
 # The shortest reference run, and one of fine-tuning; without rows all of them.
 verify-reference: .venv/ready-dev
 	.venv/bin/python -m tools.reference verify rtd finetuned
+
+# Damaged input for each reader, a minute each.
+fuzz: .venv/ready-dev
+	.venv/bin/python -m tools.fuzz --seconds 60
 
 clean:
 	rm -rf .venv

