@@ -12,13 +12,14 @@ compared with the interval in which those of another seed would be.
 import argparse
 import os
 import random
-import resource
 import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 
 from electra.checkpoints.checkpoint import find_checkpoint
-from electra.checkpoints.manifest import find_commit, read_manifest
+from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import OF_THE_MACHINE, read_metrics
 from electra.checkpoints.results_files import read_results
 from electra.errors import UserError, require, require_choice
@@ -168,32 +169,28 @@ class Draw:
         yield ""
 
 
-def run_command(folder: Path, words: str) -> float:
-    """Run a command in a folder, with the instructions of all CPUs; return seconds of a CPU."""
-    began = _read_clock()
+def run_command(folder: Path, words: str) -> None:
+    """Run a command in a folder, with the instructions of all CPUs, unless it is done there."""
+    out = folder / words.rpartition("--out ")[2]
+    if (out / "results.json").exists() or (out / "tokenizer.json").exists():
+        return
     environment = {**os.environ, **INSTRUCTIONS, "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = str(ROOT)
     command = [sys.executable, "-m", "electra", *shlex.split(words)]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise UserError(f"electra {words}: {done.stderr.strip().splitlines()[-1]}")
-    return _read_clock() - began
-
-
-def _read_clock() -> float:
-    """Return the seconds of a CPU that finished commands took, whatever else it did."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def prepare_texts(folder: Path) -> None:
-    """Write the texts, the tokenizer and the shards of both texts."""
+    """Write the texts, the tokenizer and the shards of both texts, unless they are there."""
     write_texts(folder)
-    run_command(folder, "tokenizer text.txt other.txt --out tokenizer --set vocab_size=256")
+    run_command(folder, "tokenizer text.txt other.txt --set vocab_size=256 --out tokenizer")
     for name in CORPORA:
         how = "--set heldout_prob=0.2 workers=1"
-        words = f"prepare {name}.txt --tokenizer tokenizer --out {name}-shards {how}"
-        run_command(folder, words)
+        if not (folder / f"{name}-shards").exists():
+            words = f"prepare {name}.txt --tokenizer tokenizer {how} --out {name}-shards"
+            run_command(folder, words)
 
 
 def read_texts(folder: Path) -> dict[str, str]:
@@ -207,17 +204,13 @@ def read_texts(folder: Path) -> dict[str, str]:
     return found
 
 
-def run_row(name: str, folder: Path, seeds: int = 1) -> tuple[str, float]:
-    """Run a row with seed 0, or with several seeds; return the command and seconds of the first."""
+def list_commands(name: str, seeds: int) -> list[str]:
+    """Return the commands of a row: the first is that of seed 0, or of all seeds."""
     row = ROWS[name]
     if not row.heldout:
-        words = f"{row.words} --seeds {seeds} --out {name}"
-        return words, run_command(folder, words)
-    seconds = []
-    for seed in range(seeds):
-        words = f"{row.words} train.seed={seed} --out {name}{f'-{seed}' * (seed > 0)}"
-        seconds.append(run_command(folder, words))
-    return f"{row.words} train.seed=0 --out {name}", seconds[0]
+        return [f"{row.words} --seeds {seeds} --out {name}"]
+    outs = [f"{name}-{seed}" if seed else name for seed in range(seeds)]
+    return [f"{row.words} train.seed={seed} --out {out}" for seed, out in enumerate(outs)]
 
 
 def read_row(name: str, folder: Path) -> dict[str, Any]:
@@ -262,22 +255,24 @@ def find_interval(scores: Sequence[float]) -> tuple[float, float]:
 def write(folder: Path) -> None:
     """Run all rows with all seeds in a folder, and write the record and its table."""
     prepare_texts(folder)
+    commands = {name: list_commands(name, SEEDS) for name in ROWS}
+    for stage in (False, True):  # rows that need others come last
+        now = [each for name in ROWS if bool(ROWS[name].needs) == stage for each in commands[name]]
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(partial(run_command, folder), now))
     rows = []
     for name, row in ROWS.items():
-        command, seconds = run_row(name, folder, SEEDS)
-        print(f"{name}: {seconds:.1f} s", flush=True)
         found = read_row(name, folder)
         scores = {}
         for score, value in found["scores"].items():
             of_seeds = [_read_score(name, score, folder, seed) for seed in range(SEEDS)]
             low, high = find_interval(of_seeds)
             scores[score] = {"value": value, "low": low, "high": high, "seeds": of_seeds}
-        facts = {"name": name, "about": row.about, "command": command}
-        rows.append(
-            {**facts, "seconds": round(seconds, 1), "bits": found["bits"], "scores": scores}
-        )
-    facts = {"command": "python -m tools.reference write", "commit": find_commit()}
-    session = read_manifest(folder / "rtd")["sessions"][0]
+        facts = {"name": name, "about": row.about, "command": f"electra {commands[name][0]}"}
+        session = read_manifest(folder / name)["sessions"][0]
+        facts |= {"commit": session["commit"], "bits": found["bits"], "scores": scores}
+        rows.append(facts)
+    facts = {"command": "python -m tools.reference write"}
     facts |= {"device": session["device"], "python": session["python"], "needs": find_versions()}
     record = {**facts, "variables": INSTRUCTIONS, "texts": read_texts(folder), "rows": rows}
     write_json(RECORD, record)
@@ -300,11 +295,10 @@ def tabulate(record: Mapping[str, Any]) -> str:
         for score, each in row["scores"].items():
             interval = f"{each['low']:.4f} to {each['high']:.4f}"
             hashes = [row["bits"][name][:12] for name in ("weights", "measures")]
-            seconds = f"{row['seconds']:.0f}"
             rows.append([row["name"], row["about"], score, f"{each['value']:.4f}", interval])
-            rows[-1] += [*hashes, seconds]
+            rows[-1] += hashes
     headers = ["run", "what", "score", "seed 0", f"interval of {SEEDS} seeds"]
-    headers += ["weights", "measures", "CPU seconds"]
+    headers += ["weights", "measures"]
     return f"""# Reference runs
 
 `python -m tools.reference verify` repeats them, `make verify-reference` one of pre-training and one
@@ -365,7 +359,7 @@ def verify(names: Sequence[str], folder: Path) -> bool:
     needed = [ROWS[name].needs for name in names if ROWS[name].needs]
     is_right = True
     for name in dict.fromkeys([*needed, *names]):
-        run_row(name, folder)
+        run_command(folder, list_commands(name, 1)[0])
         try:
             told = f"ok      {name}: {compare({**facts, **read_row(name, folder)}, record, name)}"
         except UserError as error:
