@@ -42,10 +42,11 @@ def test_every_reader_is_tried(targets):
 def test_a_sample_is_read_and_not_refused(targets, reader, tmp_path):
     target = targets[reader]
     if target.folder:
-        return target.read(Path(shutil.copytree(target.folder, tmp_path / "input")))
-    for name, content in target.seeds.items():
-        (tmp_path / name).write_bytes(content)
-        target.read(tmp_path / name)
+        target.read(Path(shutil.copytree(target.folder, tmp_path / "input")))
+    else:
+        for name, content in target.seeds.items():
+            (tmp_path / name).write_bytes(content)
+            target.read(tmp_path / name)
 
 
 def test_a_fault_is_found_and_a_refusal_is_none(tmp_path):

@@ -21,12 +21,10 @@ import shutil
 import signal
 import struct
 import sys
-import tarfile
 import tempfile
 import time
 import traceback
 import warnings
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -159,7 +157,7 @@ def find_targets(work: Path) -> dict[str, Target]:
     tables = {"a.tsv": table, "a.csv": table.replace(b"\t", b","), "a.jsonl": rows}
     words = {"a.txt": b"A DT O\nboat NN B-X\n\nNo DT O\n"}
     words["a.jsonl"] = b'{"tokens": ["A", "boat"], "tags": ["O", "B-X"]}\n'
-    tags = partial(read_sentences, word_column=0, tag_column=-1, known=(), notes=[])
+    tags = partial(read_sentences, word_column=1, tag_column=0, known=(), notes=[])
     samples = unlock(work)
     run, tuned, shards = (samples / name for name in ("run", "finetuned", "shards"))
     whole, bundle = _publish(run, work / "whole"), ROOT / "tests" / "tf_checkpoint"
@@ -276,7 +274,7 @@ def _read_run(run: Path) -> None:
             facts = parse_object(path.read_bytes(), path)
             hashes = facts.pop("sha256")
             write_facts(path, facts, {name: hashes[name] for name in hashes if name != path.name})
-    _read_all(read_manifest, read_run_config, read_results, read_pretrained)(run)
+    _read_all(read_manifest, read_run_config, read_pretrained)(run)
 
 
 def _read_pieces(path: Path) -> None:
@@ -295,25 +293,12 @@ def _read_tuned(folder: Path) -> None:
 
 
 def _pack(text: bytes, table: bytes, rows: bytes) -> dict[str, bytes]:
-    """Return text in all formats that are read, compressed and packed."""
-    page = b"<page><title>A</title><revision><text>The queen.</text></revision></page>"
-    page = b"<mediawiki>" + page + b"</mediawiki>"
-    found = {
-        "a.txt": text,
-        "a.tsv": table,
-        "a.jsonl": rows,
-        "a.xml": page,
-        "a.html": b"<p>A &amp; b</p>",
-    }
+    """Return text in several formats, and compressed."""
+    found = {"a.txt": text, "a.tsv": table, "a.jsonl": rows}
+    packed: dict[str, Callable[[bytes], bytes]]
     packed = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
     found |= {f"a.txt{suffix}": pack(text) for suffix, pack in packed.items()}
-    with tarfile.open(fileobj=(tar := io.BytesIO()), mode="w") as archive:
-        member = tarfile.TarInfo("a.txt")
-        member.size = len(text)
-        archive.addfile(member, io.BytesIO(text))
-    with zipfile.ZipFile(zipped := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a.txt", text)
-    return found | {"a.tar": tar.getvalue(), "a.zip": zipped.getvalue()}
+    return found
 
 
 def _write_parquet() -> bytes:

@@ -268,13 +268,17 @@ def write(folder: Path) -> None:
             of_seeds = [_read_score(name, score, folder, seed) for seed in range(SEEDS)]
             low, high = find_interval(of_seeds)
             scores[score] = {"value": value, "low": low, "high": high, "seeds": of_seeds}
-        facts = {"name": name, "about": row.about, "command": f"electra {commands[name][0]}"}
+        facts: dict[str, Any] = {
+            "name": name,
+            "about": row.about,
+            "command": f"electra {commands[name][0]}",
+        }
         session = read_manifest(folder / name)["sessions"][0]
         facts |= {"commit": session["commit"], "bits": found["bits"], "scores": scores}
         rows.append(facts)
-    facts = {"command": "python -m tools.reference write"}
-    facts |= {"device": session["device"], "python": session["python"], "needs": find_versions()}
-    record = {**facts, "variables": INSTRUCTIONS, "texts": read_texts(folder), "rows": rows}
+    record = {"command": "python -m tools.reference write", "device": session["device"]}
+    record |= {"python": session["python"], "needs": find_versions()}
+    record |= {"variables": INSTRUCTIONS, "texts": read_texts(folder), "rows": rows}
     write_json(RECORD, record)
     write_text(RECORD.with_suffix(".md"), tabulate(record))
 

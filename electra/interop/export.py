@@ -124,11 +124,10 @@ def export(
     else:
         model = read_pretrained(source)
         outgoing, generator = describe_pretrained(model)
-        is_run = model.step is not None
         facts = (
-            describe_run(model.folder, model.step)
-            if is_run
-            else [("source", f"`{model.folder.name}`")]
+            [("source", f"`{model.folder.name}`")]
+            if model.step is None
+            else describe_run(model.folder, model.step)
         )
     outgoing = replace(outgoing, dtype=dtype)
     if similarity or form == "gguf":
