@@ -378,6 +378,8 @@ def try_damage(folder: Path) -> Iterator[Trial]:
                     allowed = ("noted",)
                 if path.name in hashes and damage == "missing":
                     allowed = ("done",)
+                if path.name == "README.md":  # not signed: its publisher adds to it
+                    allowed = ("done",)
                 if path.name == "verified.json":  # what was verified when is found out again
                     allowed, check = ("done",), lambda: is_same(folder / "run", new)
                 name = f"{path.relative_to(folder)} {damage}"
@@ -613,8 +615,8 @@ def try_faults(folder: Path) -> Iterator[Trial]:
             place.mkdir()
 
         for fault, allowed in faults:
-            if fault.startswith("flock") and Path(name_of(given)).suffix:
-                allowed = ("done",)  # files need no lock
+            if fault.startswith("flock") and (Path(name_of(given)).suffix or verb == "reproduce"):
+                allowed = ("done",)  # files need no lock, and the runs of a suite lie elsewhere
             yield Trial(
                 f"{verb}, {fault}",
                 words,

@@ -151,7 +151,8 @@ def _replace(config: ConfigType, values: Mapping[str, Any], prefix: str = "") ->
             inside.setdefault(key, {})[rest] = value
         else:
             require(not rest, f"{key!r} in {prefix + name!r} is a field, not a section")
-            changes[key] = parse_value(prefix + name, value, hints[key])
+            is_unset = value == "none" and getattr(kind, key, None) == ""
+            changes[key] = "" if is_unset else parse_value(prefix + name, value, hints[key])
     for key, section in inside.items():
         changes[key] = _replace(getattr(config, key), section, f"{prefix}{key}.")
     if kind is type(config):

@@ -124,5 +124,17 @@ def test_both_verbs_print_text_or_json(run, tmp_path, capsys, monkeypatch):
     printed = succeed(capsys, "fill", run, "--input", "-", "--top", "1", "--json").out
     (gap,) = json.loads(printed)["gaps"]
     assert len(gap) == 1
+    for table in ("a.tsv", "a.csv", "a.jsonl"):  # as in embed and predict, and not their lines
+        path = tmp_path / table
+        content = "label,text\nx,the [MASK]\nx,a [MASK]\n".replace(
+            ",", "\t" if "tsv" in table else ","
+        )
+        path.write_text(
+            '{"text": "the [MASK]"}\n{"text": "a [MASK]"}\n' if "json" in table else content
+        )
+        for verb in ("detect", "fill"):
+            printed = succeed(capsys, verb, run, "--input", path, "--json").out
+            texts = [json.loads(line)["text"] for line in printed.splitlines()]
+            assert texts == ["the [MASK]", "a [MASK]"]
     for words in ([], ["x", "--input", str(path)]):
         refuse_command("give either a text or --input FILE", capsys, "detect", run, *words)

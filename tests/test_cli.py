@@ -7,10 +7,12 @@ import os
 import re
 import resource
 import shlex
+import signal
 import subprocess
 import sys
 import warnings
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 import runs
@@ -20,9 +22,12 @@ from commands import run_command as run
 from runs import limit_files, words_of
 from tasks import write_files
 
+from electra.assignments import list_names
 from electra.cli import entry, main
 from electra.presets import PRESETS
 from electra.pretraining.plan import DAY, list_shorter
+from electra.shards.config import PrepareConfig
+from electra.tasks.config import FinetuneConfig
 from electra.training.machine import prepare_machine
 from electra.version import __version__
 
@@ -95,6 +100,8 @@ def test_a_held_out_part_too_small_to_measure_is_told(capsys, folder, toy_text, 
     said = " ".join(succeed(capsys, *words, tmp_path / "a").err.split())
     assert "too few to compare losses by (20,000 or more are enough)" in said
     assert "--set heldout_prob=0.1 holds out about" in said
+    said = succeed(capsys, *words, tmp_path / "d", "--set", "heldout_prob=0.1").err
+    assert "a larger heldout_prob" in said  # and not that of the command
     said = succeed(capsys, *words, tmp_path / "b", "--set", "heldout_prob=0").err
     assert "too few" not in said
     lines = tmp_path / "long.txt"
@@ -239,6 +246,29 @@ def test_a_mistake_is_one_line_with_status_2(
     assert not list(tmp_path.iterdir())
 
 
+def list_flags():
+    """Return (command, flag, setting) of the tables of MIGRATING.md whose flags are settings."""
+    page = Path(__file__).parents[1].joinpath("docs/MIGRATING.md").read_text().split("\n## ")
+    commands = {"pretrain x": (1, PRESETS["tiny"]), "prepare x --tokenizer x": (1, PrepareConfig())}
+    commands["finetune x --task cola --data x"] = (2, FinetuneConfig())
+    found = []
+    for command, (section, config) in commands.items():
+        for left, right in re.findall(r"^\| (.*) \| (.*) \|$", page[section], re.MULTILINE):
+            named = [each.partition("=")[0] for each in re.findall("`(.*?)`", right)]
+            settings = [each for each in named if each in list_names(config)]
+            if settings[:1] == named[:1]:
+                flags = re.findall(r"`--(\w+)", left)
+                found += [(command, *pair) for pair in zip(flags, settings, strict=False)]
+    assert len(found) > 25
+    return found
+
+
+@pytest.mark.parametrize(("words", "flag", "setting"), list_flags())
+def test_a_flag_of_another_program_names_the_setting_of_the_page(capsys, words, flag, setting):
+    says = f"unknown option --{flag}; it is a setting: --set {setting}=VALUE"
+    refuse_command(says, capsys, *words.split(), "--out", "out", f"--{flag}", "3")
+
+
 def test_the_next_command_has_what_this_one_had(capsys, folder, toy_text, tmp_path, monkeypatch):
     """A name that begins with a dash is one there, too."""
     monkeypatch.chdir(tmp_path)
@@ -257,6 +287,37 @@ def test_the_next_command_has_what_this_one_had(capsys, folder, toy_text, tmp_pa
     text, following = follow("tokenizer", toy_text, "--out=-words", "--set", "vocab_size=120")
     assert "--tokenizer ./-words " in text
     succeed(capsys, *following, "--dry-run")
+    words = ["tokenizer", toy_text, "--extend", folder / "exported", "--set", "vocab_size=130"]
+    _, following = follow(*words, "--out", "more")
+    assert follow(*following)[0].startswith("prepare ")
+
+
+@pytest.mark.parametrize(
+    ("verb", "interrupted", "kept"),
+    [
+        ("finetune", "electra.finetuning.loop.write_seed", "no half-written result was left"),
+        ("finetune", "electra.finetuning.loop.summarise", "OUT keeps 2 finished seeds; the same"),
+        ("prepare", "electra.shards.pieces._write_piece", "no half-written result was left"),
+        ("prepare", "electra.shards.prepare.merge_pieces", "OUT keeps 1 finished piece; the same"),
+    ],
+)
+def test_an_interrupt_is_no_error_and_says_what_is_kept(
+    capsys, folder, toy_text, tmp_path, monkeypatch, verb, interrupted, kept
+):
+    words = {
+        "prepare": [toy_text, "--tokenizer", folder / "vocabulary", "--set", "workers=1"],
+        "finetune": [folder / "run", "--task", "own", "--data", folder / "task", "--seeds", "2",
+                     "--set", "epochs=1", "threads=1", "reseeds=0"],
+    }[verb]  # fmt: skip
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(interrupted, lambda *given: signal.raise_signal(signal.SIGINT))
+        status, _, err = run(capsys, verb, *words, "--out", out)
+    said = " ".join(err.split()).replace(f"{out}.incomplete", "OUT")
+    assert status == 130
+    assert f"note: interrupted; {kept}" in said
+    assert "error" not in said
+    assert succeed(capsys, verb, *words, "--out", out).out.splitlines()[-2].startswith("wrote ")
 
 
 @pytest.mark.parametrize("columns", ["0", "1", "-80", "wide", "²", "9" * 5000])
@@ -460,6 +521,20 @@ def test_dry_runs_write_nothing(capsys, folder, tmp_path, monkeypatch):
         printed += found
     assert "\nmodel.vocab_size=120\n" in printed  # that of the shards
     assert not out.exists()
+
+
+def test_what_is_unset_is_none_and_none_unsets(capsys, folder, tmp_path):
+    """In each verb, of text and of numbers."""
+    verbs = ["finetune run --task own --data task", "pretrain shards", "tokenizer task/dev.tsv"]
+    for words in [*verbs, "prepare task --tokenizer vocabulary"]:
+        given = [*words.split(), "--out", tmp_path / "out", "--dry-run"]
+        with contextlib.chdir(folder):
+            lines = succeed(capsys, *given).out.splitlines()
+            unset = [line for line in lines if line.endswith("=none")]
+            again = succeed(capsys, *given, "--set", *unset).out.splitlines()
+        assert not [line for line in lines if line.endswith("=")]
+        assert unset
+        assert again == lines
 
 
 def test_dry_runs_import_no_torch(folder):

@@ -190,13 +190,17 @@ def test_pairs_are_scored_by_command(electric, tmp_path, capsys):
     expected = {"run": electric.name, "predicts": "energy", "pairs": 1}
     assert expected.items() <= found.items()
     assert found["accuracy"] in (0, 1)
+    table = tmp_path / "table.csv"
+    table.write_text('id,text\n7,"the queen\nsold"\n')
+    succeed(capsys, "score", electric, "--text", table, "--out", tmp_path / "table.tsv")
+    assert (tmp_path / "table.tsv").read_text().endswith("\tthe queen sold\n")
     refuse_command("--pairs", capsys, "score", electric, "--out", tmp_path / "none.json")
     pairs.write_text(json.dumps(row | {"sentence_bad": " "}))
     refuse("pairs.jsonl line 1: a sentence is blank; a pair has two", read_pairs, pairs)
 
 
 def test_scores_are_lines_of_a_table(electric, tmp_path):
-    lines = ["the queen", "a\tboat\ron", ""]
+    lines = ["the queen", "a\tboat\non", ""]
     write_scores(tmp_path / "scores.tsv", load_scorer(electric).score(lines))
     rows = [line.split("\t") for line in (tmp_path / "scores.tsv").read_text().splitlines()]
     assert rows[0] == ["pll", "tokens", "text"]

@@ -62,7 +62,7 @@ def test_the_card_tells_what_the_records_say_and_its_code_runs(run, tmp_path, mo
         f"| operations | {results['flops']['true']:.2e} FLOPs |",
         f"| held-out disc_loss | {results['heldout']['disc_loss']:.4f} |",
         "| a table |",
-        "`generator/` holds the generator, a `ElectraForMaskedLM`",
+        "`generator/` holds the generator (`ElectraForMaskedLM`)",
         '| sentence-transformers | `SentenceTransformer("exported")`: the mean of the tokens |',
         "## Intended use and limits",
         "None is stated yet: whoever publishes this model chooses it",

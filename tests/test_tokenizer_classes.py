@@ -5,11 +5,15 @@ import base64
 import json
 import lzma
 import operator
+import os
 import random
+import signal
+import time
 import unicodedata
 import warnings
 from itertools import islice
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import tokenizers
@@ -362,6 +366,28 @@ def test_a_tokenizer_without_end_is_ended(tmp_path, monkeypatch):
     make_words().save(str(tmp_path / "tokenizer.json"))
     monkeypatch.setattr(foreign, "TRIAL_SECONDS", 0.001)
     refuse("not a usable tokenizer: it takes more than 0.001 seconds", Tokenizer.load, tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:special tokens added")
+def test_an_interrupt_ends_the_trial_of_a_tokenizer(tmp_path):
+    """At once: its process is ended, whatever the tokenizer does in it."""
+    make_words().save(str(tmp_path / "tokenizer.json"))
+    place = Path(f"/proc/self/task/{os.getpid()}/children")
+    others = {*place.read_text().split()}
+
+    def interrupt():
+        while {*place.read_text().split()} == others:
+            time.sleep(0.001)
+        time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        Tokenizer.load(tmp_path)
+    thread.join()
+    for child in {*place.read_text().split()} - others:
+        assert os.WTERMSIG(os.waitpid(int(child), 0)[1]) == signal.SIGKILL
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -119,7 +119,7 @@ def detect(
         model: A run folder that `electra pretrain` wrote, a Hugging Face folder, or english-tiny,
             which comes with the package.
         text: The text; - is standard input. Without it, --input.
-        input_: A file with one text per line; - is standard input.
+        input_: A file with one text per line, or a table with the column text; - is standard input.
         threshold: Probability from which a word is marked; 0.5 if not given.
         json: Whether to print one JSON object per text, with the place and probability of each
             word; a blank line has none.
@@ -161,7 +161,7 @@ def fill(
         model: A run folder that `electra pretrain` wrote, a Hugging Face folder of a generator or
             of an export, which has it inside, or english-tiny.
         text: The text, with at least one [MASK]; - is standard input. Without it, --input.
-        input_: A file with one text per line; - is standard input.
+        input_: A file with one text per line, or a table with the column text; - is standard input.
         top: Number of tokens for each [MASK].
         json: Whether to print one JSON object per text, with the tokens and probabilities of each
             gap; a blank line has none.
@@ -184,12 +184,12 @@ def fill(
 
 
 def _read_texts(text: str | None, path: Path | None) -> Sequence[str]:
-    from electra.text.table_files import read_sentences
+    from electra.text.table_files import read_texts
 
     if text == STDIN:
         text, path = None, Path(STDIN)
     require((text is None) != (path is None), "give either a text or --input FILE")
-    return read_sentences(path) if path else [text or ""]
+    return read_texts(path) if path else [text or ""]
 
 
 def _find_blank(texts: Sequence[str]) -> list[int]:
@@ -227,7 +227,8 @@ def score(
     Args:
         run: A run folder of `electra pretrain`, one of its checkpoints, a Hugging Face folder, such
             as an export, or english-tiny.
-        text: A text file with one sentence per line; a blank line has no sum.
+        text: A file with one sentence per line, or a table with the column text; a blank one has no
+            sum.
         pairs: A .jsonl, .tsv or .csv file with the columns sentence_good, sentence_bad and UID (the
             kind of pair), as BLiMP's.
         network: kept: the network that pre-training returns. generator: the generator beside it.
@@ -236,11 +237,11 @@ def score(
     """
     from electra.checkpoints.folder import read_sizes
     from electra.inference import score as scoring
-    from electra.text.table_files import read_sentences
+    from electra.text.table_files import read_texts
 
     require((text is None) != (pairs is None), "score needs either --text FILE or --pairs FILE")
     found = scoring.read_pairs(pairs) if pairs else None
-    sentences = [*found.good, *found.bad] if found else read_sentences(text or Path())
+    sentences = [*found.good, *found.bad] if found else read_texts(text or Path())
     refuse_file(out, (".json",) if pairs else (".tsv",))
     if dry_run:
         read_sizes(run)

@@ -16,6 +16,7 @@ from electra.cli.options import (
     Set,
     Toml,
     Words,
+    keeping,
     parse_share,
     print_dry_run,
     refuse_existing,
@@ -141,10 +142,10 @@ def tokenizer(
         for field in dataclasses.fields(TextConfig)
         if getattr(settings, field.name) != field.default
     ]
-    print_done(
-        f"wrote {out}: {told}",
-        command("prepare", *text, "--tokenizer", out, "--out", "shards", *repeat(reading)),
-    )
+    prepare_it = command("prepare", *text, "--tokenizer", out, "--out", "shards", *repeat(reading))
+    model = extend if extend and (extend / "model.safetensors").exists() else "MODEL"
+    import_it = command("import", model, "--extend", out, "--out", "extended")
+    print_done(f"wrote {out}: {told}", import_it if old else prepare_it)
 
 
 def _declare(ids: str, out: Path, dry_run: bool) -> None:
@@ -236,23 +237,19 @@ def prepare(
     out = locate(out)
     if dry_run:
         return print_dry_run(settings, f"read {_describe(files)} and write the shards {out}")
-    try:
-        with Progress("preparing", unit="bytes") as progress:
+    incomplete = preparation.incomplete_folder(out)
+    kept = keeping(incomplete, "finished piece", "tasks/*/task.json")
+    with kept, Progress("preparing", unit="bytes") as progress:
 
-            def tell(done: int, total: int | None, tokens: int) -> None:
-                progress.update(done, total, f"{tokens:,} tokens")
+        def tell(done: int, total: int | None, tokens: int) -> None:
+            progress.update(done, total, f"{tokens:,} tokens")
 
-            if share:
-                number = preparation.prepare_share(text, loaded, out, settings, share, tell)
-            elif finish:
-                manifest = preparation.finish(text, loaded, out, settings)
-            else:
-                manifest = preparation.prepare(text, loaded, out, settings, tell, engine=engine)
-    except KeyboardInterrupt:
-        incomplete = preparation.incomplete_folder(out)
-        if incomplete.exists():
-            print_note(f"{incomplete} holds the finished pieces; the same command goes on there")
-        raise
+        if share:
+            number = preparation.prepare_share(text, loaded, out, settings, share, tell)
+        elif finish:
+            manifest = preparation.finish(text, loaded, out, settings)
+        else:
+            manifest = preparation.prepare(text, loaded, out, settings, tell, engine=engine)
     if share:
         print_done(
             f"pieces of share {task}: {number:,}",
@@ -287,11 +284,16 @@ def _note_heldout(manifest: dict[str, Any], heldout_prob: float) -> None:
     total = train["num_tokens"] + heldout["num_tokens"]
     share = min(0.1, math.ceil(200 * FEW_HELDOUT / total) / 100)
     advice = f"--set heldout_prob={share:g} holds out about {share * total:,.0f}"
+    if share <= heldout_prob:  # the few documents that were drawn are short ones
+        advice = (
+            "a larger heldout_prob, shorter documents (--set border=...) or more text give more"
+        )
+    elif share * total <= heldout["num_tokens"]:
+        advice = "more text gives more"
     print_note(
         f"the held-out part has {heldout['num_tokens']:,} tokens in "
         f"{count_of(heldout['num_documents'], 'document')}, too few to compare losses by "
-        f"({FEW_HELDOUT:,} or more are enough); "
-        + (advice if share * total > heldout["num_tokens"] else "more text gives more")
+        f"({FEW_HELDOUT:,} or more are enough); {advice}"
     )
 
 

@@ -86,13 +86,30 @@ SPELLINGS = {
     "max_steps": "steps",
     "num_train_steps": "steps",
     "mlm_probability": "mask_prob",
+    "max_train_samples": "train_examples",
+    "max_eval_samples": "evaluate_rows",
+    "num_eval_steps": "evaluate_rows",
+    "eval_steps": "evaluate_every",
     "save_steps": "save_every",
+    "save_checkpoints_steps": "save_every",
+    "save_total_limit": "keep_checkpoints",
+    "keep_checkpoint_max": "keep_checkpoints",
+    "load_best_model_at_end": "keep_epoch",
     "logging_steps": "log_every",
     "bf16": "precision",
+    "fp16": "precision",
+    "torch_compile": "compile",
+    "gradient_checkpointing": "recompute_activations",
     "warmup_ratio": "warmup_fraction",
+    "warmup_steps": "optimizer.warmup_steps",
+    "num_warmup_steps": "optimizer.warmup_steps",
+    "weight_decay_rate": "weight_decay",
+    "layerwise_lr_decay": "layer_lr_decay",
+    "lr_scheduler_type": "decay_fraction",
     "line_by_line": "border",
+    "validation_split_percentage": "heldout_prob",
 }
-"""Options of run_mlm.py and run_glue.py, and the settings that they are here."""
+"""Options of run_mlm.py, run_glue.py and run_pretraining.py, and what settings they are here."""
 BROKEN_PIPE = 141
 """128 + SIGPIPE, as shells tell it."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -203,8 +220,8 @@ def _run(given: Sequence[str]) -> int:
         goes_on = words[0] == "pretrain" and not (stop.run / "results.json").exists()
         print_done(str(stop), command("pretrain", "--resume", stop.run) if goes_on else "")
         return 0 if stop.in_time or (words[0] == "pretrain" and not goes_on) else 130
-    except KeyboardInterrupt:
-        print_error("interrupted; no half-written result was left")
+    except KeyboardInterrupt as stop:
+        print_note(f"interrupted; {str(stop) or 'no half-written result was left'}")
         return 130
     except BrokenPipeError:
         raise
@@ -263,6 +280,7 @@ def _find_setting(error: UnknownOptionError) -> str:
             listed = complete(None)  # type: ignore[arg-type]  # ours read no context
             settings = [str(name).rstrip("=") for name in listed]
             names = {name.rpartition(".")[2]: name for name in reversed(settings)}
+            names |= {name: name for name in settings}
             return names.get(SPELLINGS.get(option, option), "")
     return ""
 

@@ -13,6 +13,7 @@ from electra.cli.options import (
     Toml,
     Words,
     completed,
+    keeping,
     print_dry_run,
     refuse_existing,
     refuse_file,
@@ -92,7 +93,9 @@ def finetune(
         for settings in reversed(combinations.values()):  # all are checked, the first is printed
             job = read_job(pretrained, task, data, settings, from_scratch=from_scratch)
         return _print_plan(job, f"fine-tune {times}{each}, write {out}")
-    with Progress(f"fine-tuning on {task}", unit="steps") as progress:
+    incomplete = out.with_name(f"{out.name}.incomplete")
+    kept = keeping(incomplete, "finished seed", "**/seed-*[0-9]")
+    with kept, Progress(f"fine-tuning on {task}", unit="steps") as progress:
         show = show_finetuning(progress, seeds * len(combinations))
         how: dict[str, Any] = {"seeds": seeds, "from_scratch": from_scratch, "progress": show}
         if grid:

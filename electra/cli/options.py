@@ -1,6 +1,7 @@
 """The options that several verbs share, and what is done with them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -8,7 +9,7 @@ from cyclopts import Parameter
 
 from electra import files
 from electra.assignments import flatten, list_names, to_dict
-from electra.errors import require
+from electra.errors import count_of, require
 from electra.presets import PRESETS, RECIPES
 from electra.terminal.printing import print_plan
 from electra.text.urls import is_url
@@ -129,6 +130,18 @@ def refuse_url(out: Path) -> None:
 def print_dry_run(settings: Any, action: str) -> None:
     """Print what a verb would do, with its settings where it has some."""
     print_plan(dict(flatten(to_dict(settings))) if settings is not None else {}, action)
+
+
+@contextmanager
+def keeping(folder: Path, what: str, pattern: str) -> Iterator[None]:
+    """Let an interrupt say how many parts of the work are kept in a folder, if any."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if number := len([*folder.glob(pattern)]):
+            kept = f"{folder} keeps {count_of(number, what)}; the same command continues there"
+            raise KeyboardInterrupt(kept) from None
+        raise
 
 
 def parse_share(text: str) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from electra.cli.options import (
     Toml,
     Words,
     completed,
+    keeping,
     parse_share,
     print_dry_run,
     refuse_url,
@@ -182,7 +183,8 @@ def reproduce(
     own_command = re.sub(" --jobs[= ]0(?= |$)", "", command(*sys.argv[1:]))
     cells = session.write(own_command) if len(session.left) < len(session.plan.runs) else []
     if session.left and session.jobs:
-        with Progress(f"reproducing {path.stem}", unit="TFLOP") as progress:
+        kept = keeping(runs, "run", "*/manifest.json")
+        with kept, Progress(f"reproducing {path.stem}", unit="TFLOP") as progress:
             session.carry_out(progress.update, lambda: session.write(own_command))
         cells = session.write(own_command)
     if share:

@@ -41,7 +41,7 @@ from electra.processes import Tell, silent
 from electra.text.table_files import read_table
 from electra.training.machine import Machine, Precision, prepare_machine
 
-BREAKS = str.maketrans("\t\r", "  ")
+BREAKS = str.maketrans("\t\r\n", "   ")
 Asked = Literal["kept", "generator", "corrector"]
 
 
@@ -203,7 +203,7 @@ def _choose_machine(model: SavedModel, precision: Precision) -> Machine:
 
 
 def write_scores(path: Path, scores: Sequence[Score]) -> None:
-    """Write a table of the scores, all or none; tabs and carriage returns become spaces."""
+    """Write a table of the scores, all or none; tabs and line ends become spaces."""
     lines = (
         f"{f'{pll:.4f}' if number else ''}\t{number}\t{text.translate(BREAKS)}\n"
         for text, number, pll in scores

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from electra.checkpoints.checkpoint import load_parameters, read_header
 from electra.checkpoints.folder import read_pretrained
 from electra.checkpoints.saved import SavedModel, SavedNetwork
-from electra.errors import UserError, require
+from electra.errors import UserError, command, require
 from electra.method.config import SIZES_OF_GENERATOR, GeneratorConfig
 from electra.method.objective import Network, Objective
 from electra.model.config import NOT_SIZES, EncoderConfig
@@ -140,10 +140,11 @@ def _fit_generator(
 
 def require_vocabulary(start: SavedModel, shards: Shards) -> None:
     """Refuse shards with another vocabulary than the model's."""
+    prepare_it = command("prepare", "TEXT", "--tokenizer", start.source, "--out", "SHARDS")
     require(
         start.tokenizer.digest == shards.tokenizer.digest,
         f"train.init_from {start.source} has another vocabulary than {shards.folder}: prepare the "
-        "text with its tokenizer, by `electra prepare --tokenizer`",
+        f"text with its tokenizer, by `{prepare_it}`",
     )
 
 

@@ -111,7 +111,9 @@ def print_plan(settings: Mapping[str, object], action: str) -> None:
 
 def as_word(value: object) -> str:
     """Return the value of a setting as --set takes it."""
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+    if value is None or value == "":
+        return "none"  # it is unset
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> None:

@@ -240,6 +240,8 @@ ONLY_CENTRAL = set("".join(CENTRAL)) - set("".join(WESTERN)) - set("ďĺŕ")
 """Letters of CENTRAL alone, without some that are seldom: their bytes are the common ï, å and à."""
 NO_WORD = re.compile("[a-zß-ÿ](?:[£¥¯³¹º¼¾¿][a-zß-ÿ]|[Ÿ\ufffd])")
 """What no word of cp1252 has inside: a sign, which is ł, ą, ż or ľ in cp1250, or a capital: ź."""
+NO_POLISH = re.compile("ś[aeiouyóąę]")
+"""What no Polish word has, which writes si before a vowel: œ in cp1252, as in cœur."""
 
 MAX_INVALID_SHARE = 0.1
 """Largest share of invalid characters in a text; in UTF-8, of those that are not ASCII."""
@@ -322,7 +324,11 @@ def _settle_latin(whole: bytes, best: str) -> str:
         return "cp1250"
     western, central = _words_beyond_ascii(whole, "cp1252"), _words_beyond_ascii(whole, "cp1250")
     shares = _fit(western, WESTERN), _fit(central, CENTRAL)
-    certain = [word for word in central - western if not ONLY_CENTRAL.isdisjoint(word)]
+    certain = [
+        word
+        for word in central - western
+        if not ONLY_CENTRAL.isdisjoint(word) and not NO_POLISH.search(word)
+    ]
     is_tie = shares[1] == shares[0] and best == "cp1250"
     is_central = best != "cp1252" and (shares[1] > shares[0] or (is_tie and len(certain) > 1))
     return "cp1250" if is_central else "cp1252"

@@ -84,22 +84,34 @@ def verify(
         inner, before = claims, len(claims.found)
         if place != folder:
             inner = claims.inside(place.name)
-        match find_kind(place):
-            case "run":
-                verify_run(inner, place, shards, steps)
-            case "shards":
-                verify_shards(inner, place, text)
-            case "suite":
-                # With scipy and matplotlib, which nothing else here needs.
-                from electra.verification.suites import verify_suite
-
-                verify_suite(inner, place)
-            case "finetuning":
-                verify_finetuning(inner, place, data)
-            case "export":
-                verify_export(inner, place)
-            case "tokenizer":
-                verify_tokenizer(inner, place)
+        _verify_one(inner, place, shards, text, data, steps)
         if place != folder:
             end(place, claims.found[before:])
     return claims.found
+
+
+def _verify_one(
+    claims: Claims,
+    place: Path,
+    shards: Path | None,
+    text: Sequence[str],
+    data: Path | None,
+    steps: int,
+) -> None:
+    """Prove the claims of a folder of one of KINDS."""
+    match find_kind(place):
+        case "run":
+            verify_run(claims, place, shards, steps)
+        case "shards":
+            verify_shards(claims, place, text)
+        case "suite":
+            # With scipy and matplotlib, which nothing else here needs.
+            from electra.verification.suites import verify_suite
+
+            verify_suite(claims, place)
+        case "finetuning":
+            verify_finetuning(claims, place, data)
+        case "export":
+            verify_export(claims, place)
+        case "tokenizer":
+            verify_tokenizer(claims, place)
