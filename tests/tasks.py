@@ -8,7 +8,8 @@ from runs import ignore as ignore
 from electra.assignments import override
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Task
-from electra.tasks.registry import read_task
+from electra.tasks.record import Inputs
+from electra.tasks.registry import read_inputs, read_task
 
 
 class PowerCut(Exception):
@@ -46,3 +47,9 @@ def write_parquet(path: Path, **columns: list) -> None:
 
 def read(name: str, folder: Path, *settings: str) -> Task:
     return read_task(name, folder, override(FinetuneConfig(), settings))
+
+
+def ask_file(task: Task, path: Path, *columns: str, **facts) -> Inputs:
+    """What a model that was fine-tuned on a task reads of a file."""
+    read = dict(zip(("columns", "label_columns"), task.columns, strict=True))
+    return read_inputs(task.family.facts() | read | {"task": task.name} | facts, path, columns)

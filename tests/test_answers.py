@@ -70,7 +70,7 @@ HEADS = {
     "a number of pairs": Head(NUMBER | {"columns": ["one", "two"]}, PAIRS),
     "numbers": Head(NUMBERS | {"columns": ["text"]}, SINGLE),
     "tags": Head({"family": "tagging", "labels": ["O", "B-X", "I-X"]}, SENTENCES),
-    "choices": Head({"family": "choice", "num_choices": 3, "begin": ""}, CHOICES),
+    "choices": Head({"family": "choice", "num_choices": 3}, CHOICES),
     "spans": Head({"family": "squad", "head": "plain", "null_threshold": 0.0}, QUESTIONS),
 }
 
@@ -471,7 +471,7 @@ def test_a_grid_is_its_best_model(run, toy_question, tmp_path, capsys):
     with pytest.warns(UserWarning, match="is a grid"):
         assert read_folders([grid]) == read_folders([best])
     with pytest.warns(UserWarning, match="is a grid"):
-        electra.export(folder / "run", folder / "exported")
+        electra.export(folder / "run", out=folder / "exported")
     card = (folder / "exported" / "README.md").read_text()
     score = json.loads((best / "results.json").read_text())["median"]
     assert f"| own | accuracy | {score:.3f} |" in card

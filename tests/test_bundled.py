@@ -76,7 +76,7 @@ def test_other_trainings_begin_with_it(here, toy_question, toy_text, capsys):
 
 @pytest.mark.filterwarnings("default:english-tiny")
 def test_a_folder_of_its_name_wins_and_this_is_told(here, run, capsys):
-    electra.export(run, NAME)
+    electra.export(run, out=NAME)
     write_files(here, {"texts.txt": SENTENCE})
     told = succeed(capsys, "embed", NAME, "--input", "texts.txt", "--out", "own.npy").err
     assert told.count("english-tiny is the folder here, not the encoder in the package") == 1

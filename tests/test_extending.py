@@ -135,3 +135,15 @@ def test_a_route_answers_as_electra_score(changed, run, monkeypatch, tmp_path):
         first, blank = json.load(urlopen(request))
     assert first["pll"] == pytest.approx(expected, abs=1e-3)
     assert blank == {"pll": None}
+
+
+def test_a_verb_is_a_command_and_a_name_in_python(changed, run):
+    texts = ["the queen sold a boat .", "a young doctor"]
+    vectors = electra.embed(run, texts, layer=1)
+    lengths = (vectors**2).sum(axis=1) ** 0.5
+    expected = float(vectors[0] @ vectors[1]) / lengths.prod()
+    status, printed, told = changed("-m", "electra", "compare", run, *texts, "--layer", "1")
+    assert (status, printed) == (0, f"cosine {expected:.3f}\n"), told
+    code = f"import electra; print(electra.compare({str(run)!r}, *{texts}, layer=1))"
+    assert float(changed("-c", code)[1]) == pytest.approx(expected, abs=1e-6)
+    assert "compared with" in changed("-m", "electra", "compare", "--help")[1]

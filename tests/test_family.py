@@ -19,9 +19,10 @@ from electra.finetuning.network import build_network, keep_tokens, run_network
 from electra.finetuning.start import Job, encode_task
 from electra.tasks.choice import ChoiceQuestion, MultipleChoice
 from electra.tasks.classification import Classification
-from electra.tasks.family import Columns, Family, Task, number_records
+from electra.tasks.family import Family, Task
 from electra.tasks.multi_label import MultiLabel
 from electra.tasks.predictions import read_predictions
+from electra.tasks.record import Columns, number_records
 from electra.tasks.registry import FAMILIES, restore_family
 from electra.tasks.regression import Regression
 from electra.tasks.rows import make_batch
@@ -77,7 +78,7 @@ def draw_choice(rng) -> ChoiceQuestion:
 def draw_tags(rng) -> TaggedSentence:
     """A sentence of some rows of 32 tokens."""
     words = " ".join(draw_text(rng) for _ in range(5)).split()
-    return TaggedSentence(words, [TAGS.get(word, "O") for word in words], [1] * len(words))
+    return TaggedSentence(words, [TAGS.get(word, "O") for word in words])
 
 
 def draw_question(rng) -> SpanQuestion:
@@ -176,7 +177,7 @@ CASES = {
         ],
         {"tokens", "tags"},
         *({"epochs": 6, "learning_rate": 3e-3}, 100, 0.95),
-        TaggedSentence(["a-" * 100_000], ["O"], [1]),
+        TaggedSentence(["a-" * 100_000], ["O"]),
     ),
     "squad": Case(
         *(SpanExtraction("beam", may_be_none=True), draw_question, ("question", "context")),

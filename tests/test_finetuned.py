@@ -29,7 +29,7 @@ from electra.files import write_json
 from electra.finetuning.loop import finetune
 from electra.inference.predict import Answers, list_json, list_rows, load_model, write_answers
 from electra.interop.export import describe_finetuned, export, write_plain
-from electra.tasks.family import number_records
+from electra.tasks.record import number_records
 from electra.tasks.registry import read_inputs, restore_family
 from electra.tasks.rows import make_batch
 from electra.text.tables import TABLE_FORMATS

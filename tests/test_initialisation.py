@@ -12,9 +12,10 @@ from scipy import stats
 from electra.assignments import override
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead
-from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
+from electra.model.initialisation import draw_glorot, init_weights
 from electra.presets import PRESETS, encoder_sizes
-from electra.pretraining.start import build_model, count_tokens, embed_tokens, fit_to_shards
+from electra.pretraining.neighbours import embed_tokens, look_at_neighbours
+from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.shards.config import PrepareConfig
 from electra.shards.prepare import prepare
 from electra.shards.store import open_shards

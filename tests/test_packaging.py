@@ -22,7 +22,7 @@ from packaging.version import Version
 import electra
 from bootstrap import DEFAULT_TORCH
 from electra.cli import app
-from electra.cli.serving import serve
+from electra.verbs.serving import serve
 
 ROOT = Path(electra.__file__).parent.parent
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -32,7 +32,7 @@ BODIES = ("electra", "modernbert", "deberta-v2")
 FACTS = {
     **{"labels": ["a", "b", "c"], "thresholds": [0.5] * 3, "columns": ["one", "two"]},
     **{"names": ["score"], "ranges": [[0.0, 1.0]]},
-    **{"num_choices": 3, "begin": "", "head": "plain", "null_threshold": 0.0, "task": "own"},
+    **{"num_choices": 3, "head": "plain", "null_threshold": 0.0, "task": "own"},
 }
 LAYER = {"dense.weight": torch.zeros(1, 1), "dense.bias": torch.zeros(1)}
 FAMILIES = {

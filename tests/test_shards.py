@@ -29,7 +29,8 @@ from electra.shards import prepare as prepare_module
 from electra.shards.config import PrepareConfig
 from electra.shards.pieces import hash_documents, heldout_limit
 from electra.shards.prepare import finish, prepare, prepare_share
-from electra.shards.store import PARTS, ShardWriter, open_shards
+from electra.shards.store import PARTS, open_shards
+from electra.shards.writing import ShardWriter
 from electra.text.characters import break_words
 from electra.text.documents import Reader
 from electra.tokenizing import words as encoder_module

@@ -12,7 +12,8 @@ from refusals import refuse
 from test_family import draw_question
 
 from electra.model.task_heads import span_loss
-from electra.tasks.family import Columns, Task
+from electra.tasks.family import Task
+from electra.tasks.record import Asked
 from electra.tasks.squad import (
     MAX_ANSWER,
     SpanExtraction,
@@ -20,8 +21,8 @@ from electra.tasks.squad import (
     cover_span,
     cut_windows,
     find_answers,
-    read_questions,
 )
+from electra.tasks.squad_files import read_asked, read_questions
 from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
 
@@ -312,8 +313,7 @@ def test_a_collapse_is_told(toy_tokenizer, unanswerable, reference, is_told):
 
 
 def test_columns_of_a_file_without_columns_are_refused():
-    read = SpanExtraction("beam").read_inputs
-    refuse("has no columns", read, Path("dev.json"), ["question", "context"], Columns())
+    refuse("has no columns", read_asked, Path("dev.json"), Asked(named=("question", "context")))
 
 
 def test_one_and_the_same_answer_is_told(toy_tokenizer):
@@ -352,7 +352,9 @@ def test_a_model_that_diverged_is_scored_and_told(toy_tokenizer, tmp_path, head)
 )
 def test_real_answers_are_recovered_from_their_tokens(name, counts):
     """The rest begins or ends inside a token: "Japan" of "Japanese", "5" of "50"."""
-    questions = read_questions([SQUAD_FOLDER / name], is_labelled=True)
+    found = read_questions(SQUAD_FOLDER / name, is_labelled=True).table.rows
+    names = ("id", "question", "context", "answers", "span")
+    questions = [SpanQuestion(*(row[each] for each in names)) for row in found]
     tokenizer = Tokenizer.load(VOCAB_FILE)
     contexts = {question.context for question in questions}
     offsets = {each: np.array(tokenizer.encode_with_offsets(each)[1]) for each in contexts}

@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 def toy_task(*sentences: list[tuple[str, str]]) -> Task:
     """A task with these sentences in train and dev; it asks for entities if a tag is B-PER."""
     pairs = [zip(*each, strict=True) for each in sentences]
-    examples = [TaggedSentence([*words], [*tags], [1] * len(words)) for words, tags in pairs]
+    examples = [TaggedSentence([*words], [*tags]) for words, tags in pairs]
     labels = sorted({tag for each in examples for tag in each.tags})
     metrics = ENTITY_METRICS if "B-PER" in labels else ("accuracy",)
     return Task("toy", Tagging(tuple(labels), metrics), {"train": examples, "dev": examples})

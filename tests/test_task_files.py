@@ -11,14 +11,14 @@ import pyarrow.parquet
 import pytest
 import torch
 from refusals import refuse
-from tasks import PowerCut, cut_at, ignore, read, small_finetune, write_files
+from tasks import PowerCut, ask_file, cut_at, ignore, read, small_finetune, write_files
 
 from electra.assignments import override
 from electra.finetuning.loop import finetune
 from electra.tasks.choice import ChoiceQuestion
 from electra.tasks.config import FinetuneConfig
-from electra.tasks.registry import read_inputs, read_task
-from electra.tasks.squad import SpanQuestion, read_questions
+from electra.tasks.registry import read_task
+from electra.tasks.squad import SpanQuestion
 from electra.tasks.tagging import TaggedSentence
 from electra.tasks.texts import Example
 from electra.text.table_files import read_table, read_text_lines
@@ -296,10 +296,7 @@ def test_glue_is_read_as_the_hub_has_it(tmp_path, name, has_names):
     assert len(task.examples) == (6 if name == "mnli" else 3)
     assert task.columns == (tuple(texts), ("label",))
     path = next((tmp_path / name).glob("validation*"))
-    assert (
-        task.family.read_inputs(path, [], task.columns).records[0][task.family.fields[0]]
-        == "a boat"
-    )
+    assert ask_file(task, path).records[0][task.family.fields[0]] == "a boat"
 
 
 HEADER = ",video-id,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,label\n"
@@ -353,8 +350,8 @@ def test_columns_are_read_into_sentences(tmp_path):
     task = tagging(tmp_path, text, IOB2.replace("\n", "\r\n"))
     first, second, third = task.examples["train"]
     tags = ["O", "B-PER", "I-PER", "B-LOC"]
-    assert first == TaggedSentence(["The", "queen", "of", "Spain"], tags, [3, 4, 5, 6])
-    assert (second.words, third.words, third.lines) == (["A", "boat"], ["End"], [13])
+    assert first == TaggedSentence(["The", "queen", "of", "Spain"], tags)
+    assert (second.words, third.words) == (["A", "boat"], ["End"])
     assert [each.words for each in task.examples["dev"]] == [first.words, second.words]
     assert task.family.labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
     assert task.family.metrics == ("f1", "precision", "recall", "accuracy")
@@ -367,7 +364,7 @@ def test_the_columns_can_be_chosen_and_other_tags_are_labels_as_they_are(tmp_pat
     assert task.family.labels == ("DT", "IN", "NN")
     assert task.family.metrics == ("accuracy",)
     swapped = tagging(tmp_path, IOB2, IOB2, "tagging.word_column=2", "tagging.tag_column=1")
-    assert swapped.examples["dev"][1] == TaggedSentence(["DT", "NN"], ["A", "boat"], [6, 7])
+    assert swapped.examples["dev"][1] == TaggedSentence(["DT", "NN"], ["A", "boat"])
 
 
 @pytest.mark.parametrize(
@@ -387,9 +384,9 @@ def test_compressed_files_and_json_lines(tmp_path):
     files = {"train.jsonl.xz": lzma.compress(text.encode())}
     write_files(tmp_path, files | {"dev.txt.gz": gzip.compress(b"Bill B-PER\n")})
     task = read("tagging", tmp_path)
-    bill = TaggedSentence(["Bill"], ["B-PER"], [3])
-    assert task.examples["train"] == [TaggedSentence(first["tokens"], first["tags"], [1, 1]), bill]
-    assert task.examples["dev"] == [bill._replace(lines=[1])]
+    bill = TaggedSentence(["Bill"], ["B-PER"])
+    assert task.examples["train"] == [TaggedSentence(first["tokens"], first["tags"]), bill]
+    assert task.examples["dev"] == [bill]
     assert task.columns == (("tokens",), ("tags",))
 
 
@@ -430,7 +427,7 @@ def test_what_is_a_word(tmp_path, text, settings, words):
     task = tagging(tmp_path, text, text, *settings)
     assert [each.words for each in task.examples["train"]] == words
     (column,) = task.columns.inputs
-    records, _ = task.family.read_inputs(tmp_path / "dev.txt", [column], task.columns)
+    records, _ = ask_file(task, tmp_path / "dev.txt", column)
     assert [each["tokens"] for each in records] == words
 
 
@@ -628,18 +625,14 @@ def test_a_csv_may_have_another_separator(tmp_path):
     task = read("own", tmp_path, "own.separator=;")
     assert task.examples == read("own", tmp_path).examples
     assert [each.text_a for each in task.examples["train"]] == ["a; b, c", "d", "e\nf", "g"]
-    records, _ = task.family.read_inputs(tmp_path / "dev.csv", [], task.columns, ";")
+    records, _ = ask_file(task, tmp_path / "dev.csv", separator=";")
     assert records[0] == {"text": "a; b, c"}
-    facts = task.family.facts() | {
-        "task": "own",
-        "columns": ["text"],
-        "label_columns": ["label"],
-        "separator": ";",
-    }
     write_files(tmp_path, {"new.csv": "text,id\na;b,1\n", "one.csv": "text\na, b\n"})
     rows = [{"text": "a;b", "id": "1"}]
-    assert read_inputs(facts, tmp_path / "new.csv") == ([{"text": "a;b"}], rows)
-    assert read_inputs(facts, tmp_path / "one.csv").records == [{"text": "a, b"}]
+    found = ask_file(task, tmp_path / "new.csv", separator=";")
+    assert found == ([{"text": "a;b"}], rows)
+    found = ask_file(task, tmp_path / "one.csv", separator=";")
+    assert found.records == [{"text": "a, b"}]
     tabs = write_files(tmp_path / "tabs", {"train.csv": TRAIN, "dev.csv": TRAIN})
     assert len(read("own", tabs, "own.separator=\\t").examples["train"]) == 4
     refuse("own.separator must be one character", read, "own", tabs, "own.separator=ab")
@@ -717,7 +710,7 @@ def test_flat_questions_are_read_in_every_format(tmp_path, form):
     assert task.examples["train"] == [answered, answered._replace(id="8", answers=(), span=None)]
     unknown = answered._replace(answers=None, span=None)
     assert task.examples["test"] == [unknown, unknown._replace(id="x")]
-    records, _ = task.family.read_inputs(tmp_path / name, [], task.columns)
+    records, _ = ask_file(task, tmp_path / name)
     assert [each["id"] for each in records] == ["7", "8"]
 
 
@@ -753,8 +746,8 @@ def test_flat_questions_are_read_in_every_format(tmp_path, form):
     ],
 )
 def test_questions_that_do_not_fit_are_refused_in_one_line(tmp_path, name, content, words):
-    path = write_files(tmp_path, {name: content}) / name
-    refuse(words, lambda: read_questions([path], is_labelled=True))
+    write_files(tmp_path, {name: content})
+    refuse(words, read, "squad-1.1", tmp_path, f"squad.train={name}")
 
 
 # --- refusals ---
@@ -819,9 +812,10 @@ BAD_FILES = {
         (trained(NUMBERS, dev_jsonl='{"text": "a", "label": null}'),
          "dev.jsonl line 1: 'label' is None; it must be text or a number", REGRESSION),
         (CHOICES, "line 2: 'a' is 'b'; it must be a list of texts", CHOICE, "own.choices=a"),
-        (choices("bc", "bc", "bcd"), "line 2: 3 choices; it must have 2", CHOICE, "own.choices=o"),
-        (choices("bcd", "bc"), "dev.jsonl: 3 choices a row; it must be 2, as in", CHOICE,
+        (choices("bc", "bc", "bcd"), "line 2: 'choices' has 3 texts; it must have 2", CHOICE,
          "own.choices=o"),
+        (choices("bcd", "bc"), "dev.jsonl line 1: 'choices' has 3 texts; it must have 2, as in",
+         CHOICE, "own.choices=o"),
         (choices("bc", "b"), "line 1: 1 choice; there must be two or more", CHOICE,
          "own.choices=o"),
     ],
@@ -838,8 +832,8 @@ BAD_FILES = {
     ],
     "swag": [
         (change(ENDINGS, "train.csv", "ending", "end"), "no columns ending0, ending1, ..."),
-        (change(ENDINGS, "val.csv", "It ran.", ""), "val.csv line 3: choice 2 is empty"),
-        (ENDINGS | {"val.csv": FOUR}, "val.csv: 4 choices a row; it must be 3, as in"),
+        (change(ENDINGS, "val.csv", "It ran.", ""), "line 3: 'choices' has an empty text, c"),
+        (ENDINGS | {"val.csv": FOUR}, "val.csv line 2: 'choices' has 4 texts; it must have 3"),
     ],
     "tagging": [
         (TAGS | {"train.jsonl": "{}"}, "train.jsonl, train.txt; keep one of them there"),

@@ -442,7 +442,7 @@ def test_of_a_long_text_the_beginning_is_enough(tokenizer, text):
 def test_tags_belong_to_the_first_token_of_a_word(tokenizer):
     words = [line.split() for line in LINES]
     tags = [["B-PER", *["O"] * (len(each) - 1)] for each in words]
-    sentences = [TaggedSentence(*pair, []) for pair in zip(words, tags, strict=True)]
+    sentences = [TaggedSentence(*pair) for pair in zip(words, tags, strict=True)]
     rows = Tagging(("O", "B-PER")).encode(sentences, tokenizer, 40)
     labels = rows.targets["labels"]
     expected = [int(tag != "O") for each in tags for tag in each]

@@ -15,8 +15,8 @@ from typing import Any
 import griffe
 
 ROOT = Path(__file__).parent.parent
-PUBLIC = re.compile(r"electra\.(library|cli|(\w+\.)?\w*config)\.")
-"""The library, the commands, and the settings, which are in the config.py of each room."""
+PUBLIC = re.compile(r"electra\.(verbs|(\w+\.)?\w*config)\.")
+"""The verbs of library and command line, and the settings, in the config.py of each room."""
 METRICS = "reports.glossary.GLOSSARY"
 
 

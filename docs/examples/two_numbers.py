@@ -16,19 +16,9 @@ from torch import Tensor, nn
 from electra.model.config import EncoderConfig
 from electra.model.task_heads import ClassifierHead
 from electra.tasks.config import FinetuneConfig
-from electra.tasks.family import (
-    Columns,
-    Constant,
-    Family,
-    Inputs,
-    Record,
-    Task,
-    WrittenHead,
-    choose_columns,
-    find_splits,
-    name_outputs,
-)
+from electra.tasks.family import Constant, Family, Task, WrittenHead, name_outputs
 from electra.tasks.predictions import predictions_name, score
+from electra.tasks.record import Columns, Record, find_splits
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_rows
 from electra.text.table_files import read_table
 from electra.text.tables import TABLE_FORMATS
@@ -75,14 +65,6 @@ class TwoNumbers(Family):
     def parse(self, record: Record) -> Rated:
         """Return {"text": ...} as an example."""
         return Rated(record.text("text"), None)
-
-    def read_inputs(
-        self, path: Path, columns: Sequence[str], trained: Columns, separator: str = ""
-    ) -> Inputs:
-        """Return the rows of a table."""
-        table = read_table(path, separator=separator)
-        (column,) = choose_columns(table, columns, trained.inputs)
-        return Inputs([{"text": text} for text in table.column(column)], table.rows)
 
     def encode(self, examples: Sequence[Rated], tokenizer: Tokenizer, sequence_length: int) -> Rows:
         """Return each text as a row; the target holds both numbers, as they are in the files."""

@@ -1,21 +1,20 @@
-"""metrics.jsonl: the measures of a pre-training run, one JSON record per line; and trackers."""
+"""metrics.jsonl: the measures of a pre-training run, one JSON record per line."""
 
-import hashlib
 import json
 import math
-import os
 import threading
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from electra.checkpoints.manifest import read_manifest
-from electra.errors import UserError, import_extra, refuse_unlike
+from electra.errors import UserError, refuse_unlike
 from electra.files import parse_object, read_object, sha256_facts, sync, write_text
+
+if TYPE_CHECKING:
+    from electra.checkpoints.trackers import Tracker
 
 OF_THE_MACHINE = frozenset(
     ("seconds", "preparing_seconds", "tokens_per_second", "seconds_left", "mfu")
@@ -27,54 +26,6 @@ MAX_NAMED = 5
 """Maximum number of damaged lines that a warning names."""
 
 
-class Tracker:
-    """A run in Weights & Biases or in trackio, whose functions have the same names.
-
-    It is the same run whenever the folder is resumed: its name has a digest of how that began. A
-    package that is not installed or does not begin, as wandb without an account, is refused.
-    """
-
-    def __init__(self, name: str, run: Path, settings: Mapping[str, Any]):
-        folder, manifest = run.resolve().name, read_manifest(run)
-        first, trunk = manifest["sessions"][0], manifest.get("branched_from")
-        began = f"{folder} {trunk} {first.get('command')} {first.get('started')}"
-        digest = hashlib.sha256(began.encode()).hexdigest()[:8]
-        options = {"id": digest, "dir": str(run)} if name == "wandb" else {}
-        self.name, module = name, import_tracker(name)
-        try:
-            self.run = module.init(
-                project=os.environ.get(f"{name.upper()}_PROJECT", "electra"),
-                name=f"{folder}-{digest}",
-                config=dict(settings),
-                resume="allow",
-                **options,
-            )
-        except Exception as error:  # each package has errors of its own
-            raise UserError(f"train.tracker={name} does not begin: {error}") from None
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Send what was measured at a step; a tracker that fails is left, and the run goes on."""
-        self._try("log", dict(values), step=step)
-
-    def close(self) -> None:
-        """Wait until all is sent."""
-        self._try("finish")
-
-    def _try(self, what: str, *given: object, **named: object) -> None:
-        if self.run is None:
-            return
-        try:
-            getattr(self.run, what)(*given, **named)
-        except Exception as error:
-            self.run = None
-            warnings.warn(f"train.tracker={self.name} gets no more records: {error}", stacklevel=2)
-
-
-def import_tracker(name: str) -> ModuleType:
-    """Return wandb or trackio, or raise the UserError that says how to install it."""
-    return import_extra(name, name, f"train.tracker={name}")
-
-
 class MetricsLog:
     """Writer of metrics.jsonl, of TensorBoard's files if it is installed, and to a tracker.
 
@@ -82,7 +33,7 @@ class MetricsLog:
     steps again. `last` has the last record of each part; `num_records` is the number in the file.
     """
 
-    def __init__(self, run: Path, step: int = 0, tracker: Tracker | None = None):
+    def __init__(self, run: Path, step: int = 0, tracker: "Tracker | None" = None):
         self.path = run / "metrics.jsonl"
         kept = [record for record in read_metrics(self.path) if record["step"] <= step]
         self.last = {record["part"]: record for record in kept}

@@ -29,26 +29,23 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from electra.cli.ask import detect, embed, fill, predict, score
-from electra.cli.corpus import inspect, prepare, tokenizer
-from electra.cli.export import export, report
-from electra.cli.finetuning import finetune, submit
-from electra.cli.pretraining import flops, import_, plan, pretrain
-from electra.cli.reproduce import quickstart, reproduce
-from electra.cli.serving import page, serve
-from electra.cli.verification import show, verify
+from electra import verbs
+from electra.cli.command import make_command
 from electra.errors import UserError, command, require
 from electra.processes import Interrupted, find_place, is_launched, stop_signals
 from electra.terminal.printing import PipeConsole, print_done, print_error, print_lines, print_note
+from electra.verbs.reproduce import quickstart, reproduce
+from electra.verbs.serving import page, serve
 from electra.version import __version__
 
 VERBS = {
     "All steps at once": (quickstart,),
-    "Corpus": (tokenizer, prepare, inspect),
-    "Pre-training": (pretrain, show, import_, plan, flops),
-    "Fine-tuning": (finetune, submit),
+    "Corpus": (verbs.tokenizer, verbs.prepare, verbs.inspect),
+    "Pre-training": (verbs.pretrain, verbs.show, verbs.import_, verbs.plan, verbs.flops),
+    "Fine-tuning": (verbs.finetune, verbs.submit),
     "The paper's tables and figures": (reproduce,),
-    "Results": (report, verify, predict, detect, fill, score, embed, export),
+    "Results": (verbs.report, verbs.verify, verbs.predict_file, verbs.detect, verbs.fill)
+    + (verbs.score_file, verbs.embed_file, verbs.export),
     "Service": (serve, page),
 }
 
@@ -69,7 +66,7 @@ folders.""",
 for _title, _verbs in VERBS.items():
     _group = Group.create_ordered(_title)
     for _place, _verb in enumerate(_verbs):
-        app.command(_verb, group=_group, sort_key=_place)
+        app.command(make_command(_verb), group=_group, sort_key=_place)
 app.register_install_completion_command(
     help="Install completion for this shell.", group=Group.create_ordered("Other")
 )

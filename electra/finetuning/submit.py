@@ -56,14 +56,7 @@ class SubmissionFile:
 def submit(
     folders: Sequence[Path], out: Path, *, ensemble: bool = False, partial: bool = False
 ) -> list[SubmissionFile]:
-    """Write a submission to the GLUE server, a new .zip file, and return its files.
-
-    `folders` are finished fine-tunings on tasks of GLUE, one for each task; of a grid the best is
-    taken. WNLI gets the most frequent label of train unless there is a fine-tuning on it. An
-    `ensemble` answers with the mean over the seeds as drawn instead of the seed that is best on
-    dev, which may be the replacement of a collapsed seed. A `partial` submission leaves out test
-    sets without predictions.
-    """
+    """Write a submission to the GLUE server, as `electra.submit`; of a grid the best is taken."""
     refuse_existing(out)
     finished = _read_results(folders)
     answers, missing = [], []

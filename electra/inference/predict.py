@@ -12,7 +12,7 @@ from electra.files import make_folder, write_text
 from electra.finetuning.network import TaskNetwork, load_network, run_network
 from electra.inference.network import PRECISION, require_numbers
 from electra.processes import Tell, silent
-from electra.tasks.family import number_records
+from electra.tasks.record import number_records
 from electra.tasks.registry import restore_family
 from electra.text.characters import replace_surrogates
 from electra.tokenizing.tokenizer import Tokenizer

@@ -20,8 +20,8 @@ from electra.inference.embed import Pooling
 from electra.inference.network import LoadedEncoder, require_numbers
 from electra.interop.sentence_transformers import LayerScore, Similarity
 from electra.processes import Tell, silent
-from electra.tasks.family import find_split
 from electra.tasks.predictions import score
+from electra.tasks.record import find_split
 from electra.text.table_files import read_table
 
 COLUMNS = ("sentence1", "sentence2", "score")

@@ -1,34 +1,14 @@
-"""Initial weights: BERT's, or a start at which the first layer attends to neighbouring tokens.
+"""Initial weights: BERT's, and those that the released code leaves to its framework."""
 
-With BERT's initial weights attention is nearly uniform, and the state at [MASK] says little about
-its context. Masked language modelling then stays at the entropy of single tokens for thousands of
-steps before attention learns that neighbours matter. The "neighbours" start skips these steps: the
-first layer attends to the tokens beside, and the generator's bias is the logarithm of each token's
-frequency. Only initial values differ; the networks and what they can learn are the same
-(docs/PERFORMANCE.md has measurements).
-
-Shape suffixes: H hidden size, E embedding size, D size of a head.
-"""
-
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from electra.model.electra import Embeddings, PostNormLayer
-from electra.model.encoder import Encoder
 from electra.model.parts import TransformerLayer
-
-SHARPNESS = 16.0
-"""Expected score of the neighbour that a head looks at after `look_at_neighbours`, nats. The scores
-of other positions have mean 0 and a deviation of about 4 at heads of 64, so that a head favours its
-neighbour in half of all cases."""
-OFFSETS = {"all": (1, -1), "before": (1, 1), "after": (-1, -1)}
-"""From the tokens that heads look at, by turns, to the token itself, by what an encoder sees."""
 
 
 class _DrawNothing(TorchFunctionMode):
@@ -92,47 +72,3 @@ def draw_glorot(module: nn.Module, rng: torch.Generator) -> None:
     for part in module.modules():
         for layer in getattr(part, "without_initialiser", ()):
             nn.init.xavier_uniform_(layer.weight, generator=rng)
-
-
-@torch.no_grad()
-def look_at_neighbours(encoders: list[Encoder], std: float, rng: torch.Generator) -> None:
-    """Let the first layer of encoders that share an embedding block attend to neighbouring tokens.
-
-    Position embeddings become random Fourier features sqrt(2) std [sin(w t), cos(w t)] of position
-    t, with w uniform in [0, pi): nearly orthogonal to one another, of the token embeddings' own
-    deviation, and moved by an offset through a rotation. The keys of a head are its queries rotated
-    by the offset, by turns one back and one ahead; of an encoder that sees one side, to that side.
-    Value and output are an orthogonal matrix and its transpose, so that what is looked at is added
-    as it is.
-
-    Args:
-        encoders: Encoders with one embedding block in common.
-        std: Standard deviation of the token embeddings.
-        rng: Source of all random numbers.
-    """
-    positions = cast(Embeddings, encoders[0].embeddings).positions.weight
-    size = positions.shape[1]
-    frequencies = math.pi * torch.rand(size // 2, generator=rng)
-    phases = torch.arange(len(positions))[:, None] * frequencies
-    positions.copy_(math.sqrt(2) * std * torch.cat([phases.sin(), phases.cos()], dim=1))
-    for encoder in encoders:
-        project_HE = torch.eye(encoder.config.hidden_size, size)
-        if encoder.embeddings_project is not None:
-            nn.init.orthogonal_(encoder.embeddings_project.weight, generator=rng)
-            project_HE = encoder.embeddings_project.weight
-        attention = cast(PostNormLayer, encoder.layers[0]).attention
-        query_HH, key_HH, value_HH = attention.qkv.weight.chunk(3)
-        for head, rows in enumerate(torch.arange(len(query_HH)).chunk(attention.num_heads)):
-            looks_DE = torch.randn(len(rows), size, generator=rng)
-            looks_DE *= math.sqrt(2 * SHARPNESS / (size * math.sqrt(len(rows))))
-            query_HH[rows] = looks_DE @ project_HE.T
-            offset = OFFSETS[encoder.sees][head % 2]
-            key_HH[rows] = looks_DE @ _rotation(frequencies, offset) @ project_HE.T
-        nn.init.orthogonal_(value_HH, generator=rng)
-        attention.output.weight.copy_(2 * value_HH.T)
-
-
-def _rotation(frequencies: Tensor, offset: int) -> Tensor:
-    """Return the (E, E) matrix that turns the features of position t into those of t + offset."""
-    cos, sin = (torch.diag(f(offset * frequencies)) for f in (torch.cos, torch.sin))
-    return torch.cat([torch.cat([cos, sin], dim=1), torch.cat([-sin, cos], dim=1)])

@@ -20,7 +20,7 @@ from torch.profiler import profile, schedule
 from electra.assignments import to_dict
 from electra.checkpoints.checkpoint import STATE, Saver, State, describe_networks, write_checkpoint
 from electra.checkpoints.manifest import amend_session, begin_session
-from electra.checkpoints.metrics import MetricsLog, Tracker, read_metrics
+from electra.checkpoints.metrics import MetricsLog, read_metrics
 from electra.files import make_folder, read_object, write_facts
 from electra.method.config import ALONE
 from electra.method.flops import count_run, count_stages
@@ -348,7 +348,11 @@ class Journal:
         self.domains = self._open_domains(domains, first_step)
         self.alarms = Alarms(self.config)
         name, settings = self.config.train.tracker, to_dict(self.config)
-        tracker = None if name == "none" else Tracker(name, run, settings)
+        tracker = None
+        if name != "none":
+            from electra.checkpoints.trackers import Tracker
+
+            tracker = Tracker(name, run, settings)
         self.log = MetricsLog(run, first_step, tracker)
         self._warn_of_lost_records(totals)
         self.before: dict[str, Any] = {}

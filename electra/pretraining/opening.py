@@ -16,7 +16,6 @@ from electra.assignments import to_dict
 from electra.checkpoints.checkpoint import list_checkpoints, run_of
 from electra.checkpoints.folder import read_pretrained, read_run_config
 from electra.checkpoints.manifest import FORMAT, read_manifest
-from electra.checkpoints.metrics import import_tracker
 from electra.checkpoints.saved import SavedModel
 from electra.errors import UserError, command, require
 from electra.files import LOCK, hold, new_folder, sync, write_facts
@@ -28,7 +27,6 @@ from electra.pretraining.networks import needs_frequencies
 from electra.pretraining.start import (
     build_model,
     count_tokens,
-    embed_tokens,
     fit_to_shards,
     prepare_step,
     read_frozen,
@@ -201,6 +199,8 @@ def _prepare(train: TrainConfig) -> Machine:
     if machine.rank > 0:
         return machine
     if train.tracker != "none":
+        from electra.checkpoints.trackers import import_tracker
+
         import_tracker(train.tracker)
     if train.sharding != "none" and machine.num_ranks == 1:
         warnings.warn("train.sharding has no effect with one process", stacklevel=2)
@@ -310,6 +310,8 @@ def build_begun(
     if (initial != "bert" and is_new) or needs_frequencies(config) or start:
         frequencies_V = count_tokens(shards)
     if initial == "cooccurrence" and machine.rank == 0 and is_new:
+        from electra.pretraining.neighbours import embed_tokens
+
         show({"part": "counting", "step": 0})
         sizes, seed = config.model, config.train.seed
         embeddings_VE = embed_tokens(shards, sizes.embedding_size, sizes.initializer_range, seed)

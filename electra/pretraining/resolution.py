@@ -5,17 +5,38 @@ read, so that the settings of a run are printed at once.
 """
 
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from electra.assignments import flatten, override, parse_toml, setting_name
 from electra.errors import require_choice
+from electra.method.config import SIZES_OF_GENERATOR
 from electra.presets import PRESETS, RECIPES
-from electra.training.config import PretrainConfig, longest_warmup, require_schedule, tell_unread
+from electra.training.config import PretrainConfig, longest_warmup, require_schedule
 
 GENTLER = 6
 """The preset's learning rate divided by that of a continued model: at a higher one more is lost of
 what the model knew of the old text (docs/DOMAIN.md)."""
+
+_SIZES = tuple(f"generator.{name}" for name in SIZES_OF_GENERATOR)
+
+_OF_JUDGES = ("method.disc_weight", "train.evaluate_with")
+
+UNREAD = {
+    "method.objective=mlm|causal_lm": (
+        *("generator.", "method.sharing", "model.published_heads"),
+        *_OF_JUDGES,
+    ),
+    "method.objective=causal_lm": ("method.mask_prob",),
+    "method.objective=replace_mlm|all_tokens_mlm": _OF_JUDGES,
+    "method.objective=electric": ("method.shown_at_mask", "train.evaluate_with"),
+    "generator.kind=uniform|unigram": ("method.sharing", "method.shown_at_mask", *_SIZES),
+    "generator.kind=frozen": _SIZES,
+    "generator.num_hidden_layers": ("generator.layers_fraction",),
+    "generator.hidden_size": ("generator.hidden_fraction",),
+    "train.evaluate_rows=0": ("train.also_evaluate", "train.evaluate_with", "train.evaluate_every"),
+}
+"""Settings, or the beginnings of their names, that no rule refuses and nothing reads, by when."""
 
 
 def resolve(
@@ -129,3 +150,15 @@ def _fit_length(
         settings = override(settings, [f"examples.sequence_length={length}"])
     note(f"examples.sequence_length={length}: the start was trained on rows of {longest} tokens")
     return settings
+
+
+def tell_unread(config: PretrainConfig, given: Collection[str]) -> Iterator[str]:
+    """Yield a sentence for each setting, of those that were given, that the run will not read."""
+    for when, names in (*UNREAD.items(), *config.model.unread.items()):
+        name, value, is_so = config.look_up(when)
+        unread = sorted(each for each in given if is_so and each.startswith(names))
+        yield from (f"{each} has no effect when {name} is {value}" for each in unread)
+    train = config.train
+    if train.profile_step >= train.steps:
+        step = train.profile_step
+        yield f"train.profile_step {step} has no effect: it must be less than train.steps"

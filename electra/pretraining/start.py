@@ -1,24 +1,12 @@
 """What a run starts with: sizes that fit its shards, the objective, and its first weights.
 
-Token embeddings from co-occurrence are a start for short runs (`embed_tokens`). They are a low-rank
-factor of the positive pointwise mutual information of neighbouring tokens: its leading
-eigenvectors, times the roots of their eigenvalues. Tokens that occur in similar contexts get
-similar embeddings before the first step.
-
-Source: Levy and Goldberg 2014, "Neural Word Embedding as Implicit Matrix Factorization" (the
-matrix); Levy, Goldberg and Dagan 2015, "Improving Distributional Similarity with Lessons Learned
-from Word Embeddings" (power 0.75, root of the values, weights by distance). They smooth the
-contexts alone; here both sides are smoothed, so the matrix is symmetric.
-
 Shape suffixes: V vocabulary, E embedding size.
 """
 
 import dataclasses
-import warnings
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from electra.checkpoints.saved import SavedNetwork
@@ -27,7 +15,7 @@ from electra.method.masking import Vocabulary
 from electra.method.objective import Objective
 from electra.model.encoder import Encoder, find_layers
 from electra.model.forms import choose_layers
-from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
+from electra.model.initialisation import draw_glorot, init_weights
 from electra.model.parts import EmbeddingBlock
 from electra.pretraining.networks import build_objective
 from electra.pretraining.step import Ranking, Step
@@ -38,15 +26,8 @@ from electra.training.distributed import count_parts, shard
 from electra.training.machine import Machine
 from electra.training.optimizer import step_seed
 
-WINDOW = 4
-"""Largest distance of two tokens that co-occur. A pair at distance d counts 1 / d."""
-MAX_TOKENS = 1 << 22
-"""Most tokens that are counted, from the beginning of each shard in equal parts."""
 COUNTED_TOKENS = 1 << 22
 """Tokens of a shard that are counted at a time, for which they become int64."""
-SMOOTHING = 0.75
-ITERATIONS = 4
-"""Products with the matrix that turn a random basis towards its leading eigenvectors."""
 
 
 def fit_to_shards(config: PretrainConfig, shards: Shards) -> PretrainConfig:
@@ -141,6 +122,8 @@ def build_model(
                 by_embeddings.setdefault(part.embeddings, {}).setdefault(part.layers[0], part)
         for encoders in (list(each.values()) for each in by_embeddings.values()):
             if architecture == "electra":
+                from electra.pretraining.neighbours import look_at_neighbours
+
                 look_at_neighbours(encoders, std, rng)
             if embeddings_VE is not None:
                 with torch.no_grad():
@@ -162,68 +145,6 @@ def count_tokens(shards: Shards) -> Tensor:
             part = corpus.tokens[start : start + COUNTED_TOKENS]
             counts += np.bincount(part, minlength=len(counts))
     return torch.from_numpy(counts)
-
-
-def embed_tokens(shards: Shards, size: int, std: float, seed: int) -> Tensor:
-    """Return embeddings (V, E) of which every row has the norm sqrt(size) * std.
-
-    Tokens that do not occur in the train part begin at random. Dimensions beyond V are 0. `std` is
-    the root mean square of the values, that of the random start which they replace.
-    """
-    with warnings.catch_warnings():  # torch 2.11 has the first warning, all versions the second
-        warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly disabled")
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        information_VV = _mutual_information(_count_pairs(shards))
-    vocab_size = len(information_VV)
-    rng = torch.Generator().manual_seed(seed)
-    random_VE = torch.randn(vocab_size, min(size, vocab_size), generator=rng)
-    basis_VE = random_VE
-    for _ in range(ITERATIONS):  # subspace iteration: the matrix is symmetric
-        basis_VE = torch.linalg.qr(information_VV @ basis_VE).Q
-    values_E, vectors_EE = torch.linalg.eigh(basis_VE.T @ (information_VV @ basis_VE))
-    factor_VE = basis_VE @ vectors_EE * values_E.abs().sqrt()
-    norm_V1 = factor_VE.norm(dim=1, keepdim=True)
-    factor_VE = torch.where(norm_V1 > 1e-6, factor_VE, random_VE)
-    factor_VE *= std * size**0.5 / factor_VE.norm(dim=1, keepdim=True)
-    return F.pad(factor_VE, (0, size - factor_VE.shape[1]))
-
-
-def _count_pairs(shards: Shards) -> Tensor:
-    """Return the symmetric counts (V, V), sparse, of tokens within WINDOW of each other."""
-    vocab_size = shards.tokenizer.vocab_size
-    keys = []  # of a pair and its distance: one sort brings equal pairs together
-    for corpus in shards.train:
-        tokens = corpus.tokens[: MAX_TOKENS // len(shards.train)].astype(np.int64)
-        for distance in range(1, WINDOW + 1):
-            before, after = tokens[:-distance], tokens[distance:]
-            for first, second in ((before, after), (after, before)):
-                keys.append((first * vocab_size + second) * WINDOW + distance - 1)
-    sorted_keys = np.sort(np.concatenate(keys))
-    weights = (1 / (1 + sorted_keys % WINDOW)).astype(np.float32)
-    pairs = sorted_keys // WINDOW
-    starts = np.flatnonzero(np.diff(pairs, prepend=-1))
-    places = torch.from_numpy(np.stack(np.divmod(pairs[starts], vocab_size)))
-    return _sparse(places, torch.from_numpy(np.add.reduceat(weights, starts)), vocab_size)
-
-
-def _mutual_information(counts_VV: Tensor) -> Tensor:
-    """Return the positive pointwise mutual information (V, V), sparse, of symmetric counts."""
-    (first, second), number = counts_VV.indices(), counts_VV.values()
-    occurrences_V = counts_VV.sum(dim=1).to_dense()
-    smoothed_V = occurrences_V**SMOOTHING
-    prob_V = smoothed_V / smoothed_V.sum()
-    information = (number / number.sum() / prob_V[first] / prob_V[second]).log()
-    is_positive = information > 0
-    places = counts_VV.indices()[:, is_positive]
-    positive_VV = _sparse(places, information[is_positive], len(counts_VV))
-    return positive_VV.to_sparse_csr()  # its products are several times faster
-
-
-def _sparse(places: Tensor, values: Tensor, size: int) -> Tensor:
-    """Return a sparse square matrix of values at places (2, values) in order."""
-    return torch.sparse_coo_tensor(
-        places, values, (size, size), check_invariants=False, is_coalesced=True
-    )
 
 
 def prepare_step(

@@ -62,18 +62,7 @@ class StepRows(NamedTuple):
 def show_step(
     run: Path, step: int, *, rows: int = 4, part: Part = "train", shards: Path | None = None
 ) -> StepRows:
-    """Return the first rows of a step with masks and replacements; nothing is written.
-
-    Args:
-        run: A run folder.
-        step: Number of the step, from 0: step 1000 begins with the weights of step-00001000.
-        rows: Number of rows.
-        part: train: the rows of the step. heldout: those of each evaluation.
-        shards: The shards of the run, if they have moved.
-
-    Raises:
-        UserError: The run has no such step, or its shards are not at hand.
-    """
+    """Return the first rows of a step with masks and replacements, as `electra.show`."""
     require_choice("part", part, get_args(Part))
     config = read_run_config(run)
     last = config.train.steps - 1

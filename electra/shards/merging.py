@@ -28,17 +28,8 @@ from electra.shards.pieces import (
     select,
     sum_records,
 )
-from electra.shards.store import (
-    COLUMNS,
-    FORMAT,
-    OFFSET_DTYPE,
-    PARTS,
-    VERSION,
-    Manifest,
-    ShardWriter,
-    describe_part,
-    shard_name,
-)
+from electra.shards.store import COLUMNS, FORMAT, OFFSET_DTYPE, PARTS, VERSION, Manifest, shard_name
+from electra.shards.writing import ShardWriter, describe_part
 from electra.text.characters import replace_surrogates
 from electra.text.documents import TextCounts
 from electra.text.sources import Sources

@@ -37,7 +37,8 @@ from electra.files import make_folder, put, read_object, sha256_file, write_fact
 from electra.processes import follow_parent, usable_cores
 from electra.shards.cleaning import Filters
 from electra.shards.config import PrepareConfig
-from electra.shards.store import PARTS, Count, Parts, ShardWriter
+from electra.shards.store import PARTS, Count, Parts
+from electra.shards.writing import ShardWriter
 from electra.text.characters import group_texts
 from electra.text.documents import RangeBorder, Reader, TextCounts, close_last
 from electra.text.streams import compression_of, stamp_of, unchanged

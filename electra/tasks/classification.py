@@ -24,9 +24,9 @@ from electra.tasks.predictions import (
     score,
     write_predictions,
 )
+from electra.tasks.record import Records, read_cells
 from electra.tasks.rows import Outputs, Rows, TaskBatch
-from electra.tasks.texts import Example, Texts, read_cells
-from electra.text.table_files import TableFile
+from electra.tasks.texts import Example, Texts
 
 NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{1,18})?")
 
@@ -186,11 +186,10 @@ class Classification(Texts, Labelled):
         return cls(labels=tuple(facts["labels"]), has_pairs=len(facts["columns"]) == 2)
 
 
-def read_names(
-    table: TableFile, split: str, column: str, labels: Sequence[str]
-) -> list[int | None]:
-    """Return the index in `labels` of each cell of a column; None of a split without labels."""
-    return read_cells(table, split, column, lambda cell: find_label(cell, labels), labels)
+def read_names(split: str, records: Records, labels: Sequence[str]) -> list[int | None]:
+    """Return the index in `labels` of each record's label; None of a split without labels."""
+    (column,) = records.columns.labels
+    return read_cells(records.table, split, column, lambda cell: find_label(cell, labels), labels)
 
 
 def find_label(name: str, labels: Sequence[str]) -> int:

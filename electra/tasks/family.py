@@ -1,12 +1,10 @@
-"""What a family of tasks answers for; a labelled data set, its files and the records to answer."""
+"""What a family of tasks answers for, and a labelled data set."""
 
 import dataclasses
 import hashlib
-import re
-import reprlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -14,192 +12,13 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from electra.errors import UserError, require
+from electra.errors import require
 from electra.model.config import EncoderConfig
 from electra.model.heads import Kind
 from electra.tasks.config import FinetuneConfig
+from electra.tasks.record import Asked, Columns, Record, Records, read_rows
 from electra.tasks.rows import Outputs, Rows, TaskBatch
-from electra.text.streams import BLOCK_BYTES, STDIN, name_other
-from electra.text.table_files import TableFile
-from electra.text.tables import format_of, stem_of
 from electra.tokenizing.tokenizer import Tokenizer
-
-KINDS = {str: "text", int: "a whole number", bool: "true or false", list: "a list"}
-SPLITS = {"train": "train", "dev": "dev|validation|valid|val|testa", "test": "test|testb"}
-"""Names of a split's files, without format and compression, as regular expressions."""
-PART = re.compile("-([0-9]+)-of-([0-9]+)(-[0-9a-f]+)?")
-"""What names a part of a file: train-00000-of-00002.parquet, with a hash on older hubs."""
-PLAIN = ".txt"
-UNKNOWN = {"", "-1", "-1.0", "-100", "?", "_", "-", "na", "n/a", "nan", "<na>", "none", "null"}
-"""What stands in the place of a label that is not known, in lower case."""
-
-
-@dataclass(frozen=True)
-class Record:
-    """The fields of one object of a user's, such as one that a fine-tuned model is asked."""
-
-    place: str
-    """What messages name it."""
-    fields: Mapping[str, Any]
-    number: int = 0
-    """Its position among the records of a request, from 1."""
-
-    def __post_init__(self) -> None:
-        self.require(
-            isinstance(self.fields, Mapping),
-            f"{reprlib.repr(self.fields)} must be a dictionary of fields",
-        )
-
-    def text(self, name: str) -> str:
-        """Return a field that is text; refuse a missing field and any other value."""
-        return self.take(name, str)
-
-    def name(self, field: str) -> str:
-        """Return a field that is text or a whole number, as text."""
-        value = self.fields.get(field)
-        return str(value) if type(value) is int else self.text(field)
-
-    def texts(self, name: str) -> list[str]:
-        """Return a field that is a list of texts; refuse a missing field and any other value."""
-        values = self.take(name, list, "a list of texts")
-        is_text = all(isinstance(value, str) for value in values)
-        self.require(is_text, f"{name!r} is {reprlib.repr(values)}; it must be a list of texts")
-        return values
-
-    def take(self, name: str, kind: type, rule: str = "") -> Any:
-        """Return a field of a kind in KINDS; refuse a missing field and any other value."""
-        rule = rule or KINDS[kind]
-        if name not in self.fields:
-            has = f"; it has {', '.join(map(repr, self.fields))}" if self.fields else ""
-            self.require(False, f"no {name!r}, which must be {rule}{has[:200]}")
-        value = self.fields[name]
-        fits = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
-        self.require(fits, f"{name!r} is {reprlib.repr(value)}; it must be {rule}")
-        return value
-
-    def parts(self, name: str, unit: str) -> "list[Record]":
-        """Return the objects in a field that is a list, each named by its unit and number."""
-        values = enumerate(self.take(name, list), 1)
-        return [Record(f"{self.place} {unit} {number}", value) for number, value in values]
-
-    def require(self, rule_holds: bool, message: str) -> None:
-        """Raise UserError with the record's place and the message unless the rule holds."""
-        require(rule_holds, f"{self.place}: {message}")
-
-
-class Inputs(NamedTuple):
-    """What a file has for a fine-tuned model to answer, in its order."""
-
-    records: list[dict[str, Any]]
-    """As `Family.parse` takes them."""
-    rows: Sequence[Mapping[str, Any]]
-    """What the file has of each: all columns of a table, else the record."""
-
-
-def number_records(values: Iterable[Any]) -> list[Record]:
-    """Return dictionaries as records, numbered from 1; refuse any other value."""
-    return [Record(f"record {number}", value, number) for number, value in enumerate(values, 1)]
-
-
-def is_unlabelled(values: Iterable[Any], labels: Iterable[str] = ()) -> bool:
-    """Return whether no value is a label: each is one of UNKNOWN, and none is one of `labels`."""
-    texts = {str(value).strip() for value in values}
-    return texts.isdisjoint(labels) and {text.lower() for text in texts} <= UNKNOWN
-
-
-# Files
-
-
-def find_splits(
-    data: Path,
-    formats: Sequence[str],
-    splits: Mapping[str, str] = SPLITS,
-    *,
-    chosen: Mapping[str, Sequence[str]] = {},
-    setting: str = "",
-) -> dict[str, list[Path]]:
-    """Return the files of each split that a folder has; there is one of train.
-
-    `data` may be the file of train alone. `splits` has the regular expression of the files' names,
-    without format and compression; `chosen` has names of files to take instead, and `setting` is
-    the section of the settings that chooses them.
-    """
-    require(data.is_dir() or data.is_file(), f"{data} is not a folder; give the one with the files")
-    folder = data if data.is_dir() else data.parent
-    found: dict[str, list[Path]] = {}
-    for split, names in splits.items():
-        paths = [folder / name for name in chosen.get(split, ())]
-        for path in paths:
-            require(path.is_file(), f"{setting}.{split}: no file {path}")
-        if not paths and data.is_dir():
-            paths = find_split(data, split, formats, names, setting)
-        elif not paths and split == "train":
-            paths = [data]
-        found |= {split: paths} if paths else {}
-    if "train" not in found:
-        listed = ", ".join(formats) + (f", or name it with {setting}.train" if setting else "")
-        near = "".join(f"; {path.name} is {_tell(path)}" for path in [*folder.glob("train.*")][:1])
-        raise UserError(f"{data} has no train file; add train with {listed}{near}")
-    paths = [path for each in found.values() for path in each]
-    twice = [path for path in paths if paths.count(path) > 1]
-    require(
-        not twice,
-        f"{', '.join(map(str, twice[:1]))} is used for two splits; give each split its own file",
-    )
-    return found
-
-
-def _tell(path: Path) -> str:
-    """Return what a file is that is in none of a task's formats."""
-    with path.open("rb") as file:
-        return name_other(file.read(BLOCK_BYTES)) or "none of these"
-
-
-def find_split(
-    folder: Path, split: str, formats: Sequence[str], names: str = "", setting: str = ""
-) -> list[Path]:
-    """Return the file of a split, or its parts, by its name in any case; empty if there is none."""
-    found = sorted(
-        path
-        for path in folder.iterdir()
-        if re.fullmatch(names or split, PART.sub("", stem_of(path, formats)), re.IGNORECASE)
-        and path.is_file()
-    )
-    listed = ", ".join(path.name for path in found)
-    parts = [match for path in found if (match := PART.search(path.name))]
-    is_one = len({PART.sub("", path.name) for path in found}) == 1 and len(parts) == len(found)
-    advice = f"choose with {setting}.{split}" if setting else "keep one of them there"
-    require(len(found) <= 1 or is_one, f"{folder} has several {split} files: {listed}; {advice}")
-    numbers = [int(part[1]) for part in parts]
-    whole = [*range(int(parts[0][2]))] if parts else []
-    require(
-        numbers == whole, f"{folder} has only {listed} of {len(whole)} parts; add the missing ones"
-    )
-    return found
-
-
-def is_plain(path: Path) -> bool:
-    """Return whether a file to predict is plain text: standard input or .txt."""
-    return path == STDIN or format_of(path) == PLAIN
-
-
-def choose_columns(table: TableFile, columns: Sequence[str], expected: Sequence[str]) -> list[str]:
-    """Return the columns that the user named, or else those expected; all of them are there."""
-    require(
-        len(columns) in (0, len(expected)),
-        f"--columns must name {len(expected)}, as {', '.join(expected)}, not {', '.join(columns)}",
-    )
-    missing = [name for name in columns or expected if name not in table.columns]
-    require(
-        not missing,
-        f"{table.path}: no column {', '.join(map(repr, missing))}; its columns are "
-        f"{', '.join(table.columns)}; say with --columns which to read in place of "
-        f"{', '.join(expected)}",
-    )
-    return list(columns or expected)
-
-
-# Families and tasks
 
 
 class Constant(NamedTuple):
@@ -209,13 +28,6 @@ class Constant(NamedTuple):
     """Its loss on train."""
     scores: dict[str, float]
     """Its scores on dev."""
-
-
-class Columns(NamedTuple):
-    """The columns or fields that are read of a task's files."""
-
-    inputs: tuple[str, ...] = ()
-    labels: tuple[str, ...] = ()
 
 
 class WrittenHead(NamedTuple):
@@ -267,6 +79,14 @@ class Family(ABC):
     def fields(self) -> tuple[str, ...]:
         """Names of a record's fields, in the order in which an example begins with them."""
 
+    lists: ClassVar[tuple[str, ...]] = ()
+    """Those of `fields` that are lists of texts; all others are text."""
+
+    @staticmethod
+    def convert(path: Path, asked: Asked) -> Records:
+        """Return the records of a file of inputs: by default a table, or lines of plain text."""
+        return read_rows(path, asked)
+
     def record(self, example: Any) -> dict[str, Any]:
         """Return an example as a record, without its label: what `parse` takes."""
         return dict(zip(self.fields, example, strict=False))
@@ -280,6 +100,10 @@ class Family(ABC):
     def parse(self, record: Record) -> Any:
         """Return a record as an example without a label; refuse missing fields and wrong values."""
 
+    def parse_all(self, records: Records) -> list[Any]:
+        """Return the records of a file as examples without a label."""
+        return list(map(self.parse, records.asked(self.fields, self.lists)))
+
     def text_of(self, example: Any) -> str:
         """Return the text by which an example belongs to train or to dev: by default its first."""
         return str(example[0])
@@ -289,22 +113,6 @@ class Family(ABC):
         fields = self.record(example).values()
         texts = (text for each in fields for text in ([each] if isinstance(each, str) else each))
         return not any(text.strip() for text in texts)
-
-    @abstractmethod
-    def read_inputs(
-        self, path: Path, columns: Sequence[str], trained: Columns, separator: str = ""
-    ) -> Inputs:
-        """Return the inputs in a file, one for each line or row; labels in the file are ignored.
-
-        Args:
-            path: The file, compressed or not.
-            columns: Names of the columns to read; empty: those of training.
-            trained: The columns of training, `Task.columns`.
-            separator: What separates the columns of a .csv or .tsv; if empty, its first line tells.
-
-        Raises:
-            UserError: The file cannot be read, is empty or does not fit.
-        """
 
     @classmethod
     def read_task(cls, name: str, data: Path, config: FinetuneConfig) -> "Task":

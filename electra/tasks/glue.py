@@ -4,16 +4,16 @@ Source: gluebenchmark.com; classification_tasks.py of the reference.
 """
 
 from dataclasses import dataclass, replace
-from itertools import chain
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from electra.errors import UserError
 from electra.tasks.classification import Classification, read_names
 from electra.tasks.config import FinetuneConfig
-from electra.tasks.family import Columns, Family, Task, find_split, find_splits
+from electra.tasks.family import Family, Task
+from electra.tasks.own import Answers, label_all
+from electra.tasks.record import Columns, Records, find_split, find_splits
 from electra.tasks.regression import Regression, read_numbers
-from electra.tasks.texts import combine, read_pairs
 from electra.text.table_files import TableFile, read_table
 from electra.text.tables import TABLE_FORMATS
 
@@ -117,46 +117,43 @@ def read_glue_task(name: str, data: Path, config: FinetuneConfig) -> Task:
             is_there = beside.is_dir()
             found = find_split(beside, "diagnostic", TABLE_FORMATS, names) if is_there else []
             files |= {"diagnostic": found} if found and "diagnostic" not in files else {}
-    examples: dict[str, list[Any]] = {}
-    notes = []
-    read = Columns()
-    for split, paths in files.items():
-        is_labelled = split.startswith(("train", "dev"))
-        columns, label = (task.columns, task.label) if is_labelled else ((), "")
-        examples[split] = []
-        for path in paths:
-            table = read_table(path, columns, may_be_short=is_labelled)
-            if split == "train":
-                read = _columns_of(task, table)
-            table = _translate(task, table)
-            pairs = read_pairs(table, task.texts)
-            labels = (
-                read_numbers(table, split, [label], task.label_range)
-                if task.label_range
-                else read_names(table, split, label, task.labels)
-            )
-            examples[split] += combine(pairs, labels)
-            if table.num_short:
-                notes.append(
-                    f"{path.name}: {table.num_short:,} of {len(table.rows) + table.num_short:,} "
-                    f"rows have fewer than {len(table.columns)} columns and are left out"
-                )
-    has_pairs = len(task.texts) > 1
-    family: Family = (
-        Regression(task.metrics, read.labels, (task.label_range,), has_pairs=has_pairs)
-        if task.label_range
-        else Classification(task.metrics, task.labels, has_pairs=has_pairs)
-    )
-    return Task(
-        name,
-        family,
-        examples,
-        epochs=task.epochs,
-        files=tuple(path for paths in files.values() for path in paths),
-        columns=read,
-        swaps_pairs=config.swap_pairs and task.is_unordered,  # Source: its double_unordered
-        notes=tuple(notes),
-    )
+    records = {
+        split: [_read(task, split, path) for path in paths] for split, paths in files.items()
+    }
+    has_pairs, limits = len(task.texts) > 1, task.label_range
+    family: Family = Classification(task.metrics, task.labels, has_pairs=has_pairs)
+    answers: Answers = partial(read_names, labels=task.labels)
+    if limits:
+        labels = records["train"][0].columns.labels
+        family = Regression(task.metrics, labels, (limits,), has_pairs=has_pairs)
+        answers = partial(read_numbers, limits=limits)
+    swaps = config.swap_pairs and task.is_unordered  # Source: its double_unordered
+    notes = [
+        f"{table.path.name}: {table.num_short:,} of {len(table.rows) + table.num_short:,} "
+        f"rows have fewer than {len(table.columns)} columns and are left out"
+        for parts in records.values()
+        for table in (part.table for part in parts)
+        if table.num_short
+    ]
+    read = label_all(name, family, answers, records)
+    return replace(read, epochs=task.epochs, swaps_pairs=swaps, notes=tuple(notes))
+
+
+def _read(task: GlueTask, split: str, path: Path) -> Records:
+    """Return the records of a file with GLUE's labels; those of a test set are not read."""
+    is_labelled = split.startswith(("train", "dev"))
+    table = read_table(path, task.columns if is_labelled else (), may_be_short=is_labelled)
+    texts, (label,) = columns = _columns_of(task, table)
+    labels = task.hub_labels or task.labels
+
+    def spell(value: object) -> object:
+        is_number = type(value) in (int, str) and str(value).isdecimal()
+        place = int(str(value)) if is_number and str(value) not in labels else -1
+        return labels[place] if 0 <= place < len(labels) else value
+
+    rows = [row | {label: spell(row[label])} if label in row else row for row in table.rows]
+    read = columns if is_labelled else Columns(texts, ("",))
+    return Records(replace(table, rows=rows, names={}), read)
 
 
 def _columns_of(task: GlueTask, table: TableFile) -> Columns:
@@ -164,24 +161,6 @@ def _columns_of(task: GlueTask, table: TableFile) -> Columns:
     own, hub = Columns(task.texts, (task.label,)), task.hub_texts or task.texts
     is_hub = {*hub} <= {*table.columns} and not {*task.texts, task.label} <= {*table.columns}
     return Columns(hub, ("label",)) if is_hub else own
-
-
-def _translate(task: GlueTask, table: TableFile) -> TableFile:
-    """Return a table with GLUE's own columns and labels, whichever it has."""
-    renamed = dict(zip(chain(*_columns_of(task, table)), (*task.texts, task.label), strict=True))
-    labels = task.hub_labels or task.labels
-
-    def spell(label: object) -> object:
-        is_number = type(label) in (int, str) and str(label).isdecimal()
-        place = int(str(label)) if is_number and str(label) not in labels else -1
-        return labels[place] if 0 <= place < len(labels) else label
-
-    rows = [{renamed.get(name, name): row[name] for name in row} for row in table.rows]
-    for row in rows:
-        if task.label in row:
-            row[task.label] = spell(row[task.label])
-    columns = tuple(renamed.get(name, name) for name in table.columns)
-    return replace(table, columns=columns, rows=rows, names={})
 
 
 def _find_folder(task: GlueTask, data: Path) -> Path:

@@ -24,8 +24,9 @@ from electra.tasks.predictions import (
     require_right,
     write_predictions,
 )
+from electra.tasks.record import Records, lacks_labels
 from electra.tasks.rows import Outputs, Rows, TaskBatch
-from electra.tasks.texts import Example, Texts, lacks_labels
+from electra.tasks.texts import Example, Texts
 from electra.text.table_files import TableFile
 from electra.text.tables import SEPARATED_FORMATS, format_of
 
@@ -257,14 +258,13 @@ def score_sets(
     }
 
 
-def read_sets(
-    table: TableFile, split: str, columns: Sequence[str], separator: str
-) -> list[tuple[str, ...] | None]:
-    """Return the names of the labels of each row; None of a split without labels.
+def read_sets(split: str, records: Records, separator: str) -> list[tuple[str, ...] | None]:
+    """Return the names of the labels of each record; None of a split without labels.
 
     A single column has lists, or texts in which the `separator` is between the labels. Several
     columns say 0 or 1, or false or true, for the label that each is named after.
     """
+    table, columns = records.table, records.columns.labels
     if all(lacks_labels(table, split, each) for each in columns):
         return [None] * len(table.rows)
     if len(columns) > 1:

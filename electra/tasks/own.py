@@ -1,20 +1,21 @@
-"""A task of your own: tables with a text, a pair of texts or choices, and a label or a number."""
+"""Tasks whose files are tables with a text, a pair of texts or choices, and a label or a number."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from electra.errors import count_of, require
-from electra.tasks.choice import read_choice_task
+from electra.tasks.choice import MultipleChoice, read_swag
 from electra.tasks.classification import Classification, order_labels, read_names
 from electra.tasks.config import OWN_METRICS, FinetuneConfig, OwnTaskConfig
-from electra.tasks.family import Columns, Task, find_splits
+from electra.tasks.family import Family, Task
 from electra.tasks.multi_label import MultiLabel, find_labels, read_sets
-from electra.tasks.regression import Regression, find_range, read_numbers
-from electra.tasks.texts import Example, Texts, combine, read_pairs
+from electra.tasks.record import Asked, Columns, Records, find_splits
+from electra.tasks.regression import Regression, find_ranges, read_scaled
+from electra.tasks.texts import Texts
 from electra.text.table_files import TableFile, read_table
 from electra.text.tables import SEPARATED_FORMATS, TABLE_FORMATS, format_of
 
@@ -30,10 +31,12 @@ SEPARATORS_OF_LABELS = ",;|"
 """What may stand between several labels in one cell."""
 
 
-Tables = Mapping[str, Sequence[TableFile]]
-"""The tables of each split."""
-Answers = dict[str, list[list[Any]]]
-"""What is known of each row of these tables."""
+Splits = Mapping[str, Sequence[Records]]
+"""The records of each file of each split."""
+Answers = Callable[[str, Records], list[Any]]
+"""Returns the label of each record of a split's file, None where it is unknown."""
+Learnt = tuple[Texts | MultipleChoice, Answers]
+"""The family of a task, and what reads its labels."""
 
 
 def read_own_task(name: str, data: Path, config: FinetuneConfig) -> Task:
@@ -46,7 +49,7 @@ def read_own_task(name: str, data: Path, config: FinetuneConfig) -> Task:
     named = {split: getattr(own, split) for split in ("train", "dev", "test")}
     chosen = {split: [name] for split, name in named.items() if name is not None}
     files = find_splits(data, TABLE_FORMATS, chosen=chosen, setting="own")
-    paths = tuple(path for parts in files.values() for path in parts)
+    paths = [path for parts in files.values() for path in parts]
     require(
         own.separator == "" or any(format_of(path) in SEPARATED_FORMATS for path in paths),
         f"own.separator is for .csv and .tsv files, and {data} has none",
@@ -56,102 +59,112 @@ def read_own_task(name: str, data: Path, config: FinetuneConfig) -> Task:
         for split, parts in files.items()
     }
     train = tables["train"][0]
-    texts = _choose_texts(train, own)
-    if own.kind == "choice":
-        choices = [column.strip() for column in (own.choices or "").split(",")]
-        task = read_choice_task(own.name, tables, texts[0], choices, own.label)
-        return replace(task, notes=tuple(_note_columns(train, task.columns)))
-    columns = Columns(tuple(texts), _choose_labels(train, own))
-    both = [each for each in columns.labels if each in texts]
-    require(not both, f"own.label must be another column than the texts, not {', '.join(both)}")
-    pairs = _read(tables, lambda split, table: read_pairs(table, texts))
-    family, answers, notes = KINDS[own.kind](tables, columns.labels, own)
-    examples = {
-        split: combine(chain(*parts), chain(*answers[split])) for split, parts in pairs.items()
-    }
+    columns = _choose_columns(train, own)
+    records = {split: [Records(table, columns) for table in part] for split, part in tables.items()}
+    family, answers = KINDS[own.kind](records["train"], own)
     usual = OWN_METRICS[own.kind]
     headline = own.metric or usual[0]
     metrics = (headline, *(metric for metric in usual if metric != headline))
-    return Task(
-        own.name,
-        replace(family, metrics=metrics, has_pairs=len(texts) > 1),
-        examples,
-        files=paths,
-        columns=columns,
-        notes=(*_note_columns(train, columns), *notes, *_note_texts(examples)),
-    )
+    task = label_all(own.name, replace(family, metrics=metrics), answers, records)
+    notes = (*_note_columns(train, columns), *_note_labels(task), *_note_texts(task))
+    return replace(task, notes=notes)
 
 
-def _read_names(
-    tables: Tables, columns: Sequence[str], own: OwnTaskConfig
-) -> tuple[Classification, Answers, list[str]]:
-    """Return the family of one label a text, the labels and notes."""
-    (column,) = columns
-    for table in tables["train"]:
+def read_swag_task(name: str, data: Path, config: FinetuneConfig) -> Task:
+    """Return SWAG from its folder: train.csv, val.csv and, if there is one, test.csv, or .parquet.
+
+    A test file may lack the labels.
+    """
+    files = find_splits(data, TABLE_FORMATS)
+    records = {
+        split: [read_swag(path, Asked()) for path in paths] for split, paths in files.items()
+    }
+    return label_all(name, *_learn_choices(records["train"], config.own), records)
+
+
+def label_all(name: str, family: Family, read: Answers, records: Splits) -> Task:
+    """Return the task of records, each with the `label` that is read of it."""
+    examples = {
+        split: [
+            each._replace(label=label)
+            for part in parts
+            for each, label in zip(family.parse_all(part), read(split, part), strict=True)
+        ]
+        for split, parts in records.items()
+    }
+    files = tuple(part.table.path for parts in records.values() for part in parts)
+    return Task(name, family, examples, files=files, columns=records["train"][0].columns)
+
+
+def _learn_names(train: Sequence[Records], own: OwnTaskConfig) -> Learnt:
+    """Return the family of one label a text."""
+    (column,), tables = train[0].columns.labels, [each.table for each in train]
+    for table in tables:
         require(
             not isinstance(table.rows[0].get(column), list),
             f"{table.place(0)}: {column!r} is a list; own.kind=multi_label takes several labels",
         )
-    read = [(table, [(name,) for name in table.column(column)]) for table in tables["train"]]
+    read = [(table, [(name,) for name in table.column(column)]) for table in tables]
     labels = _collect_labels(read, column)
-    path = tables["train"][0].path
+    path = tables[0].path
     require(len(labels) > 1, f"{path}: every {column!r} is {labels[0]!r}; two labels are needed")
-    answers = _read(tables, lambda split, table: read_names(table, split, column, labels))
-    return Classification(labels=labels), answers, [*_note_labels(labels)]
+    family = Classification(labels=labels, has_pairs=len(train[0].columns.inputs) > 1)
+    return family, partial(read_names, labels=labels)
 
 
-def _read_sets(
-    tables: Tables, columns: Sequence[str], own: OwnTaskConfig
-) -> tuple[MultiLabel, Answers, list[str]]:
-    """Return the family of several labels a text, the labels and notes."""
-    sets = _read(tables, lambda s, table: read_sets(table, s, columns, own.label_separator))
-    train, column = [*zip(tables["train"], sets["train"], strict=True)], ", ".join(columns)
-    labels = tuple(columns) if len(columns) > 1 else _collect_labels(train, column)
-    kinds = {names for _, part in train for names in part}
+def _learn_sets(train: Sequence[Records], own: OwnTaskConfig) -> Learnt:
+    """Return the family of several labels a text."""
+    columns, separator = train[0].columns.labels, own.label_separator
+    sets = [(p.table, [each or () for each in read_sets("train", p, separator)]) for p in train]
+    labels = columns if len(columns) > 1 else _collect_labels(sets, ", ".join(columns))
+    kinds = {names for _, part in sets for names in part}
     require(
         len(kinds) > 1,
-        f"{train[0][0].path}: the labels of every row are {[*min(kinds)]}; two different sets are "
-        "needed",
+        f"{train[0].table.path}: the labels of every row are {[*min(kinds)]}; two different sets "
+        "are needed",
     )
-    answers = {
-        split: [
-            find_labels(table, part, labels)
-            for table, part in zip(tables[split], parts, strict=True)
-        ]
-        for split, parts in sets.items()
-    }
-    return MultiLabel(labels=labels), answers, [*_note_sets(labels, sets)]
+
+    def read(split: str, part: Records) -> list[Any]:
+        return find_labels(part.table, read_sets(split, part, separator), labels)
+
+    return MultiLabel(labels=labels, has_pairs=len(train[0].columns.inputs) > 1), read
 
 
-def _read_numbers(
-    tables: Tables, columns: Sequence[str], own: OwnTaskConfig
-) -> tuple[Regression, Answers, list[str]]:
-    """Return the family of a number or several for a text, the numbers and notes."""
-    answers = _read(tables, lambda split, table: read_numbers(table, split, columns))
-    ranges = []
-    for place, column in enumerate(columns):
-        read = {
-            split: [
-                (table, [each and each[place] for each in part])
-                for table, part in zip(tables[split], parts, strict=True)
-            ]
-            for split, parts in answers.items()
-        }
-        ranges.append(find_range(read, column))
-    return Regression(names=tuple(columns), ranges=tuple(ranges)), answers, []
+def _learn_numbers(train: Sequence[Records], own: OwnTaskConfig) -> Learnt:
+    """Return the family of a number or several for a text."""
+    names, ranges = train[0].columns.labels, find_ranges(train)
+    family = Regression(names=names, ranges=ranges, has_pairs=len(train[0].columns.inputs) > 1)
+    return family, partial(read_scaled, ranges=ranges)
 
 
-KINDS: Mapping[str, Callable[..., tuple[Texts, Answers, list[str]]]] = {
-    "classification": _read_names,
-    "multi_label": _read_sets,
-    "regression": _read_numbers,
+def _learn_choices(train: Sequence[Records], own: OwnTaskConfig) -> Learnt:
+    """Return the family of as many choices as the first record has."""
+    (_, *names), table = train[0].columns.inputs, train[0].table
+    count = len(names) if len(names) > 1 else len(table.lists(names[0])[0])
+    require(count > 1, f"{table.place(0)}: {count} choice; there must be two or more")
+    family = MultipleChoice(count)
+    return family, partial(read_names, labels=family.labels)
+
+
+KINDS: Mapping[str, Callable[[Sequence[Records], OwnTaskConfig], Learnt]] = {
+    "classification": _learn_names,
+    "multi_label": _learn_sets,
+    "regression": _learn_numbers,
+    "choice": _learn_choices,
 }
-"""What reads the answers of each kind of task, and makes its family."""
+"""What makes of train the family of a kind, and what reads the labels of any file for it."""
 
 
-def _read(tables: Tables, read: Callable[[str, TableFile], list[Any]]) -> Answers:
-    """Return what is read of each table of each split."""
-    return {split: [read(split, table) for table in parts] for split, parts in tables.items()}
+def _choose_columns(train: TableFile, own: OwnTaskConfig) -> Columns:
+    """Return the columns of texts, choices and labels."""
+    texts = _choose_texts(train, own)
+    if own.kind == "choice":
+        choices = [column.strip() for column in (own.choices or "").split(",")]
+        return Columns((texts[0], *choices), (own.label,))
+    labels = _choose_labels(train, own)
+    both = [each for each in labels if each in texts]
+    require(not both, f"own.label must be another column than the texts, not {', '.join(both)}")
+    return Columns(tuple(texts), labels)
 
 
 def _choose_labels(train: TableFile, own: OwnTaskConfig) -> tuple[str, ...]:
@@ -174,7 +187,15 @@ def _note_columns(train: TableFile, columns: Columns) -> Iterator[str]:
         )
 
 
-def _note_labels(labels: Sequence[str]) -> Iterator[str]:
+def _note_labels(task: Task) -> Iterator[str]:
+    """Yield what of the labels a user may not expect."""
+    if isinstance(task.family, Classification):
+        yield from _note_joined(task.family.labels)
+    if isinstance(task.family, MultiLabel):
+        yield from _note_sets(task, task.family.labels)
+
+
+def _note_joined(labels: Sequence[str]) -> Iterator[str]:
     """Yield that labels look like several in one cell: their parts are, or are in, other labels."""
     for separator in SEPARATORS_OF_LABELS:
         parts = {each: {part.strip() for part in each.split(separator)} for each in labels}
@@ -190,14 +211,13 @@ def _note_labels(labels: Sequence[str]) -> Iterator[str]:
             )
 
 
-def _note_sets(labels: Sequence[str], sets: Mapping[str, Sequence[Sequence[Any]]]) -> Iterator[str]:
+def _note_sets(task: Task, labels: Sequence[str]) -> Iterator[str]:
     """Yield how many texts have no label, which labels train has none of, and what dev chooses."""
-    for split, parts in sets.items():
-        rows = [names for part in parts for names in part]
-        if without := sum(names == () for names in rows):
-            yield f"no label applies to {without:,} of {count_of(len(rows), 'example')} of {split}"
-    known = {name for part in sets["train"] for names in part for name in names}
-    if never := [label for label in labels if label not in known]:
+    for split, part in task.examples.items():
+        if without := sum(each.label == () for each in part):
+            yield f"no label applies to {without:,} of {count_of(len(part), 'example')} of {split}"
+    known = {place for each in task.examples["train"] for place in each.label}
+    if never := [label for place, label in enumerate(labels) if place not in known]:
         yield f"train has no example of {', '.join(never)}"
     yield (
         "dev chooses the threshold of each label: its scores are not those of unseen texts, for "
@@ -205,13 +225,13 @@ def _note_sets(labels: Sequence[str], sets: Mapping[str, Sequence[Sequence[Any]]
     )
 
 
-def _note_texts(examples: dict[str, list[Example]]) -> Iterator[str]:
+def _note_texts(task: Task) -> Iterator[str]:
     """Yield what of the texts makes scores wrong: blank ones, and those of dev that train has."""
-    for split, part in examples.items():
-        if blank := sum(not f"{each.text_a}{each.text_b or ''}".strip() for each in part):
+    for split, part in task.examples.items():
+        if blank := sum(map(task.family.is_blank, part)):
             yield f"{count_of(blank, 'example')} of {split} without text"
-    dev = examples.get("dev", [])
-    known = {each[:2] for each in examples["train"]}
+    dev = task.examples.get("dev", [])
+    known = {each[:2] for each in task.examples["train"]}
     shared = sum(each[:2] in known for each in dev)
     if 20 * shared > len(dev):  # fewer move no score by much
         yield f"{shared:,} of {count_of(len(dev), 'dev example')} have a text that is also in train"

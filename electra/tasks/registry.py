@@ -1,7 +1,7 @@
 """Tasks by the name that a user types, and families by their saved name."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ from electra.outside import load_outside, require_known
 from electra.tasks.choice import MultipleChoice, read_swag
 from electra.tasks.classification import Classification
 from electra.tasks.config import FinetuneConfig, OwnTaskConfig
-from electra.tasks.family import Columns, Family, Inputs, Task
+from electra.tasks.family import Family, Task
 from electra.tasks.glue import GLUE, NAMES, read_glue_task
 from electra.tasks.multi_label import MultiLabel
-from electra.tasks.own import read_own_task
+from electra.tasks.own import read_own_task, read_swag_task
+from electra.tasks.record import Asked, Columns, Converter, Inputs
 from electra.tasks.regression import Regression
 from electra.tasks.squad import SpanExtraction, read_squad_task
 from electra.tasks.tagging import Tagging, read_tagging_task
@@ -28,7 +29,7 @@ SQUAD = ("squad-1.1", "squad-2.0")
 READERS: dict[str, Callable[[str, Path, FinetuneConfig], Task]] = {
     **dict.fromkeys(GLUE, read_glue_task),
     **dict.fromkeys(SQUAD, read_squad_task),
-    "swag": read_swag,
+    "swag": read_swag_task,
     TAGGING: read_tagging_task,
     OWN: read_own_task,
 }
@@ -44,6 +45,8 @@ FAMILIES: dict[str, type[Family]] = {
     "tagging": Tagging,
 }
 """Each family by the name in a saved model's facts."""
+CONVERTERS: Mapping[str, Converter] = {"swag": read_swag}
+"""What makes records of the inputs of a task's files, if that is not `Family.convert`."""
 
 
 def read_task(name: str, data: Path, config: FinetuneConfig) -> Task:
@@ -121,8 +124,16 @@ def restore_family(facts: dict[str, Any]) -> Family:
 def read_inputs(facts: dict[str, Any], path: Path, columns: Sequence[str] = ()) -> Inputs:
     """Return the inputs in a file for a saved model with these facts to answer.
 
-    `Family.read_inputs` says which files, columns and refusals. A .csv or .tsv has the separator
-    of training's, unless its first line has others alone.
+    There is one for each line, row or question. Labels in the file are ignored. A .csv or .tsv has
+    the separator of training's, unless its first line has others alone.
+
+    Args:
+        facts: Those of the family, of the task's name and columns, and its separator.
+        path: The file, compressed or not.
+        columns: Names of the columns to read; empty: those of training.
+
+    Raises:
+        UserError: The file cannot be read, is empty or does not fit.
     """
     family, separator = restore_family(facts), facts.get("separator", "")
     if separator and format_of(path) in SEPARATED_FORMATS:
@@ -131,4 +142,7 @@ def read_inputs(facts: dict[str, Any], path: Path, columns: Sequence[str] = ()) 
         if separator not in first and any(map(first.count, SEPARATORS)):
             separator = ""  # its first line tells
     trained = Columns(tuple(facts["columns"]), tuple(facts["label_columns"]))
-    return family.read_inputs(path, columns, trained, separator)
+    asked = Asked(trained, tuple(columns), separator, tuple(facts.get("labels", ())))
+    records = CONVERTERS.get(facts["task"], family.convert)(path, asked)
+    found = [dict(each.fields) for each in records.asked(family.fields, family.lists)]
+    return Inputs(found, records.kept or records.table.rows)

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
@@ -26,9 +25,9 @@ from electra.tasks.predictions import (
     score,
     write_predictions,
 )
+from electra.tasks.record import Records, read_cells
 from electra.tasks.rows import Outputs, Rows, TaskBatch
-from electra.tasks.texts import Texts, read_cells
-from electra.text.table_files import TableFile
+from electra.tasks.texts import Texts
 
 Range = tuple[float, float]
 IDENTITY = {"activation_fn": "torch.nn.modules.linear.Identity", "version": "5.0.0"}
@@ -177,12 +176,12 @@ class Regression(Texts):
 
 
 def read_numbers(
-    table: TableFile, split: str, columns: Sequence[str], limits: Range = (-math.inf, math.inf)
+    split: str, records: Records, limits: Range = (-math.inf, math.inf)
 ) -> list[tuple[float, ...] | None]:
-    """Return the numbers of each row in some columns; None of a split without labels."""
+    """Return the numbers of each record; None of a split without labels."""
     found = [
-        read_cells(table, split, each, partial(_read_number, each, limits), fractions=True)
-        for each in columns
+        read_cells(records.table, split, each, partial(_read_number, each, limits), fractions=True)
+        for each in records.columns.labels
     ]
     return [None if None in each else each for each in zip(*found, strict=True)]
 
@@ -202,27 +201,33 @@ def _read_number(column: str, limits: Range, cell: str) -> float:
     return value
 
 
-def find_range(
-    read: Mapping[str, Sequence[tuple[TableFile, Sequence[float | None]]]], column: str
-) -> Range:
-    """Return the least and the greatest number of train, if every number can be scaled by them.
-
-    `read` has the tables of each split and their numbers, those of train all known.
-    """
-    train = [float(number or 0) for _, numbers in read["train"] for number in numbers]
-    least, greatest = min(train), max(train)
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        size = np.float32(greatest) - np.float32(least)
+def find_ranges(train: Sequence[Records]) -> tuple[Range, ...]:
+    """Return the least and the greatest number of train in each column of labels."""
+    found = [each or () for part in train for each in read_numbers("train", part)]
+    ranges = tuple((min(numbers), max(numbers)) for numbers in zip(*found, strict=True))
+    for column, (least, greatest) in zip(train[0].columns.labels, ranges, strict=True):
         require(
-            size != 0,
-            f"{read['train'][0][0].path}: every {column!r} is {least:g} in float32; two different "
+            np.ptp(np.array([least, greatest]).astype(np.float32)) != 0,
+            f"{train[0].table.path}: every {column!r} is {least:g} in float32; two different "
             "numbers are needed",
         )
-        for table, numbers in chain.from_iterable(read.values()):
-            scaled = (np.array(numbers, np.float64).astype(np.float32) - np.float32(least)) / size
-            for place in np.flatnonzero(np.isinf(scaled)).tolist():  # an unknown number is NaN
-                raise UserError(
-                    f"{table.place(place)}: the label {numbers[place]:g} is beyond float32 on the "
-                    f"scale from {least:g} to {greatest:g}"
-                )
-    return least, greatest
+    return ranges
+
+
+def read_scaled(
+    split: str, records: Records, ranges: Sequence[Range]
+) -> list[tuple[float, ...] | None]:
+    """Return the numbers of each record, which must be finite on the scale of their ranges."""
+    found = read_numbers(split, records)
+    unknown = (math.nan,) * len(ranges)
+    with np.errstate(over="ignore", invalid="ignore"):
+        numbers_NT = np.array([each or unknown for each in found]).astype(np.float32)
+        least_T, greatest_T = np.array(ranges).astype(np.float32).T
+        scaled_NT = (numbers_NT - least_T) / (greatest_T - least_T)
+    for place, column in np.argwhere(np.isinf(scaled_NT)).tolist():
+        number, (least, greatest) = (found[place] or unknown)[column], ranges[column]
+        raise UserError(
+            f"{records.table.place(place)}: the label {number:g} is beyond float32 on the scale "
+            f"from {least:g} to {greatest:g}"
+        )
+    return found

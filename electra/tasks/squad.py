@@ -7,8 +7,7 @@ answer can begin only there. Sizes: N rows, T tokens of a context.
 Source: rajpurkar.github.io/SQuAD-explorer; github.com/mrqa/MRQA-Shared-Task-2019; qa_tasks.py.
 """
 
-import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -19,33 +18,20 @@ import torch
 from torch import Tensor, nn
 
 from electra.errors import UserError, require
-from electra.files import parse_json, read_object, write_json
+from electra.files import read_object, write_json
 from electra.model.config import EncoderConfig
 from electra.model.task_heads import UNANSWERABLE_WEIGHT, BeamSpanHead, SpanHead, span_loss
 from electra.tasks.config import FinetuneConfig
-from electra.tasks.family import (
-    Columns,
-    Constant,
-    Family,
-    Inputs,
-    Record,
-    Task,
-    WrittenHead,
-    choose_columns,
-    find_splits,
-)
+from electra.tasks.family import Constant, Family, Task, WrittenHead
+from electra.tasks.record import Columns, Record, find_splits, require_unique
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, own_words, pad_rows
+from electra.tasks.squad_files import COLUMNS, FORMATS, read_asked, read_questions
 from electra.tasks.squad_score import score_v1, score_v2
-from electra.text.table_files import read_content, read_table
-from electra.text.tables import TABLE_FORMATS, format_of, require_format
 from electra.tokenizing.tokenizer import Tokenizer
 
 SQUAD_2 = "squad-2.0"
 """The task whose contexts need not hold the answer."""
-FORMATS = (".json", ".jsonl", ".parquet")
 FILES = {"train": "train.*", "dev": "dev.*|valid.*|val", "test": "test.*"}
-COLUMNS = ("question", "context")
-"""Columns of a table of questions to answer."""
 MAX_QUESTION = 64
 """Tokens of a question; what is longer is cut. Source: configure_finetuning.py max_query_length."""
 MAX_CONTEXT_CHARS = 1_000_000
@@ -84,9 +70,18 @@ def read_squad_task(name: str, data: Path, config: FinetuneConfig) -> Task:
     listed = {split: getattr(config.squad, split).split(",") for split in FILES}
     chosen = {split: [each.strip() for each in listed[split] if each.strip()] for split in FILES}
     files = find_splits(data, FORMATS, FILES, chosen=chosen, setting="squad")
-    examples = {
-        split: read_questions(paths, is_labelled=split != "test") for split, paths in files.items()
-    }
+    family = SpanExtraction(
+        config.squad.head, config.mode == "reference", may_be_none=name == SQUAD_2
+    )
+    examples: dict[str, list[Any]] = {}
+    for split, paths in files.items():
+        parts = [read_questions(path, is_labelled=split != "test") for path in paths]
+        require_unique(parts, "id")
+        examples[split] = [
+            question._replace(answers=row["answers"], span=row["span"])
+            for part in parts
+            for question, row in zip(family.parse_all(part), part.table.rows, strict=True)
+        ]
     judged = "dev" if "dev" in examples else "train"  # of which dev is then a part
     has_none = any(question.answers == () for question in examples[judged])
     require(
@@ -96,116 +91,12 @@ def read_squad_task(name: str, data: Path, config: FinetuneConfig) -> Task:
     )
     return Task(
         name,
-        SpanExtraction(config.squad.head, config.mode == "reference", may_be_none=has_none),
+        family,
         examples,
         epochs=2,
         files=tuple(path for paths in files.values() for path in paths),
         columns=Columns(COLUMNS, ("answers",)),
     )
-
-
-def read_questions(paths: Sequence[Path], *, is_labelled: bool) -> list[SpanQuestion]:
-    """Return the questions of some files, one file after the other.
-
-    A record of a file is an article of SQuAD's, a paragraph of MRQA's, or a single question, as
-    `datasets` has them: {"id", "question", "context", "answers": {"text", "answer_start"}}. Unless
-    `is_labelled`, answers are ignored.
-    """
-    questions: list[SpanQuestion] = []
-    ids: set[str] = set()
-    for path in paths:
-        require_format(path, FORMATS)
-        for context, asked in _list_asked(path):
-            name = asked.name("qid" if "qid" in asked.fields else "id")
-            asked = Record(f"{path} question {name!r}", asked.fields)
-            asked.require(name not in ids, "an id must be that of one question")
-            ids.add(name)
-            known = _read_answers(asked, context) if is_labelled else (None, None)
-            questions.append(SpanQuestion(name, asked.text("question"), context, *known))
-    names = ", ".join(map(str, paths))
-    require(bool(questions), f"{names}: no questions; there must be at least one")
-    return questions
-
-
-def _list_asked(path: Path) -> Iterator[tuple[str, Record]]:
-    """Yield each question of a file and its context; a header of MRQA's is passed over."""
-    for record in _list_records(path):
-        fields = record.fields
-        parts = record.parts("paragraphs", "paragraph") if "paragraphs" in fields else [record]
-        for paragraph in [] if "header" in fields else parts:
-            context, is_one = paragraph.text("context"), "qas" not in paragraph.fields
-            for asked in [paragraph] if is_one else paragraph.parts("qas", "question"):
-                yield context, asked
-
-
-def _list_records(path: Path) -> list[Record]:
-    """Return the rows of a table; of a .json file its "data", its list, or its lines."""
-    if format_of(path) != ".json":
-        table = read_table(path)
-        return [Record(table.place(number), row) for number, row in enumerate(table.rows)]
-    content = read_content(path)
-    lines = [(n, line) for n, line in enumerate(content.splitlines(), 1) if line.strip()]
-    if len(lines) > 1 and lines[0][1].rstrip().endswith(b"}"):  # as `datasets` has it
-        return [
-            Record(place, parse_json(line, place))
-            for place, line in ((f"{path} line {number}", line) for number, line in lines)
-        ]
-    data = parse_json(content, path)
-    whole = Record(str(path), {"data": data} if isinstance(data, list) else data)
-    return whole.parts("data", "record") if "data" in whole.fields else [whole]
-
-
-Answers = tuple[tuple[str, ...], tuple[int, int] | None]
-"""The texts of the right answers, and the span of the first."""
-
-
-def _read_answers(asked: Record, context: str) -> Answers:
-    if "detected_answers" in asked.fields:
-        return _mrqa_answers(asked, context)
-    listed = asked.fields.get("answers")
-    is_flat = isinstance(listed, Mapping)
-    if isinstance(listed, Mapping):
-        columns = Record(f"{asked.place}, answers", listed)
-        texts, starts = columns.texts("text"), columns.take("answer_start", list)
-        columns.require(
-            len(texts) == len(starts), f"{len(texts)} texts and {len(starts)} answer_start"
-        )
-        pairs = zip(texts, starts, strict=True)
-        listed = [{"text": text, "answer_start": start} for text, start in pairs]
-    else:
-        listed = asked.take("answers", list)
-    if asked.fields.get("is_impossible") is not None and asked.take("is_impossible", bool):
-        asked.require(not listed, "is_impossible is true, so it must have no answers")
-        return (), None
-    asked.require(is_flat or bool(listed), "no answers; it must have one, or is_impossible true")
-    spans = []
-    for values in listed:
-        answer = Record(asked.place, values)
-        text, start = answer.text("text"), answer.take("answer_start", int)
-        found = context[start : start + len(text)] if start >= 0 else ""
-        answer.require(
-            text.strip() != "" and found == text,
-            f"the context has {reprlib.repr(found)} at answer_start {start}; it must have the "
-            f"answer, {reprlib.repr(text)}",
-        )
-        spans.append((start, start + len(text)))
-    return tuple(answer["text"] for answer in listed), spans[0] if spans else None
-
-
-def _mrqa_answers(asked: Record, context: str) -> Answers:
-    """Return the texts in `answers` and the span of the first detected answer."""
-    answers, detected = asked.texts("answers"), asked.take("detected_answers", list)
-    for name, values in (("answers", answers), ("detected_answers", detected)):
-        asked.require(bool(values), f"{name!r} is empty; it must have at least one")
-    spans = Record(asked.place, detected[0]).take("char_spans", list)
-    span: Any = spans[0] if spans else None
-    is_pair = type(span) is list and [type(end) for end in span] == [int, int]
-    asked.require(
-        is_pair and 0 <= span[0] <= span[1] < len(context),
-        f"char_spans begin with {reprlib.repr(span)}; they must begin with the numbers of two "
-        f"characters in order, each below the {len(context)} of the context",
-    )
-    return tuple(answers), (span[0], span[1] + 1)  # theirs is the last character's number
 
 
 class Window(NamedTuple):
@@ -373,6 +264,7 @@ class SpanExtraction(Family):
     """Questions whose answers are spans of a context, or that have no answer there."""
 
     fields: ClassVar[tuple[str, ...]] = ("id", *COLUMNS)
+    convert = staticmethod(read_asked)
     longest_row: ClassVar[int] = 512
 
     head: Literal["beam", "plain"] = "beam"
@@ -404,29 +296,6 @@ class SpanExtraction(Family):
     def is_blank(self, example: SpanQuestion) -> bool:
         """Return whether there is neither a question nor a context; an id is no text."""
         return not (example.text + example.context).strip()
-
-    def read_inputs(
-        self, path: Path, columns: Sequence[str], trained: Columns, separator: str = ""
-    ) -> Inputs:
-        """Return the questions of SQuAD's or MRQA's files, or the rows of a table.
-
-        The id of a row is that of its column `id`; without such a column, the number of its line.
-        """
-        require_format(path, (".json", *TABLE_FORMATS))
-        table = None if format_of(path) == ".json" else read_table(path, separator=separator)
-        require(
-            table is not None or not columns,
-            f"{path} has no columns, but questions as SQuAD's files; leave --columns out",
-        )
-        if table is None or (not columns and {"header", "qas"} & set(table.columns)):
-            questions = read_questions([path], is_labelled=False)
-            asked = [(each.id, each.text, each.context) for each in questions]
-        else:
-            texts, contexts = map(table.column, choose_columns(table, columns, COLUMNS))
-            ids = table.column("id") if "id" in table.columns else map(str, table.lines)
-            asked = list(zip(ids, texts, contexts, strict=True))
-        found = [dict(zip(self.fields, each, strict=True)) for each in asked]
-        return Inputs(found, table.rows if table and len(table.rows) == len(found) else found)
 
     def encode(
         self, examples: Sequence[SpanQuestion], tokenizer: Tokenizer, sequence_length: int

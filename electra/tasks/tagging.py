@@ -16,7 +16,7 @@ most examples, and transformers' token classifiers and most published files use 
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
@@ -26,43 +26,32 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from electra.errors import UserError, did_you_mean, require
+from electra.errors import did_you_mean, require
 from electra.model.config import EncoderConfig
 from electra.model.task_heads import ClassifierHead, FeatureHead
 from electra.tasks.classification import Labelled, order_labels
 from electra.tasks.config import FinetuneConfig
-from electra.tasks.family import (
-    Columns,
-    Inputs,
-    Record,
-    Task,
-    WrittenHead,
-    find_splits,
-    is_plain,
-    is_unlabelled,
-    name_outputs,
+from electra.tasks.conll import (
+    ENTITY_TAG,
+    FIELDS,
+    FORMATS,
+    LISTS,
+    count_columns,
+    read_sentences,
+    read_words,
+    tags_of,
 )
+from electra.tasks.family import Task, WrittenHead, name_outputs
+from electra.tasks.record import Columns, Record, Records, find_splits
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_words, own_words, pad_rows
-from electra.text.table_files import TableFile, read_table, read_text_lines, read_texts
-from electra.text.tables import format_of, require_format
+from electra.text.tables import format_of
 from electra.tokenizing.tokenizer import Tokenizer
 
-LISTS = (".jsonl", ".parquet")
-"""Formats with a sentence a row, whose words and tags are lists."""
-FORMATS = (".txt", ".conll", ".conllu", ".tsv", ".iob", *LISTS)
-FIELDS = ("tokens", "tags")
-"""Names of the lists."""
-TAGS = (FIELDS[1], "ner_tags")
-"""Names of the lists of tags, of which the first is taken that is there."""
-DOCUMENT_START = "-DOCSTART-"
 ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
-ENTITY_TAG = re.compile(r"O|[BIMESLU](-.+)?")
 LIKE_ENTITY = re.compile(r"[BI][-_:./|].+|.+[-_:./|][BI]", re.IGNORECASE)
 """Tags that other programs read as those of entities."""
 MOST_UNSEEN = 0.01
 """Share of a file's words up to which their tags may be missing in train; more are another set."""
-INNER_ROW = re.compile("[0-9]+[-.][0-9]+")
-"""Number of a row of CoNLL-U that notes on the words around it: 3-4, 3.1."""
 
 
 class Entity(NamedTuple):
@@ -165,8 +154,6 @@ class TaggedSentence(NamedTuple):
     words: list[str]
     tags: list[str]
     """Empty if they are unknown."""
-    lines: list[int]
-    """Line of each word in its file, from 1."""
 
 
 def read_tagging_task(name: str, data: Path, config: FinetuneConfig) -> Task:
@@ -185,32 +172,25 @@ def read_tagging_task(name: str, data: Path, config: FinetuneConfig) -> Task:
         f"tagging.word_column and tag_column are for files with columns, and {data} has none",
     )
     notes: list[str] = []
-    read = {"train": [(path, read_sentences(path, *columns, (), notes)) for path in files["train"]]}
-    tags = {tag for _, part in read["train"] for sentence in part for tag in sentence.tags}
-    train, labels = files["train"][0], order_labels(tags)
+    records = {"train": [read_sentences(path, *columns, (), notes) for path in files["train"]]}
+    train = files["train"][0]
+    labels = order_labels({tag for part in records["train"] for tag in tags_of(part)})
     require(len(labels) > 1, f"{train}: every tag is {labels[0]!r}; two are needed")
+    for split in ("dev", "test"):
+        least = (tag_column or count_columns(train)) if split == "test" else 0
+        for path in files.get(split, ()):
+            part = read_sentences(path, *columns, labels, notes, least=least)
+            if not part.columns.labels:
+                notes.append(f"{path.name} has no tags; it will be predicted but not scored")
+            records.setdefault(split, []).append(part)
     has_entities = any(tag.startswith(("B-", "I-")) for tag in labels) or all(
         ENTITY_TAG.fullmatch(tag) for tag in labels
     )
-    for split in ("dev", "test"):
-        for path in files.get(split, ()):
-            column: int | None = tag_column
-            if split == "test" and _lacks_tags(path, train, *columns, labels):
-                column = None
-                notes.append(f"{path.name} has no tags; it will be predicted but not scored")
-            part = read_sentences(path, word_column, column, labels, notes)
-            read.setdefault(split, []).append((path, part))
-    for path, part in chain.from_iterable(read.values()):
-        notes += _check_tags(path, part, labels, has_entities)
-    splits = {split: [each for _, part in parts for each in part] for split, parts in read.items()}
+    for part in chain(*records.values()):
+        notes += _check_tags(part, labels, has_entities)
     if has_entities:
         types = sorted({type_of(tag) for tag in labels if tag != "O"})
         labels = ("O", *(_tag(prefix, each) for each in types for prefix in "BI"))
-        for sentences in splits.values():
-            sentences[:] = [
-                each._replace(tags=write_tags(find_entities(each.tags), len(each.tags)))
-                for each in sentences
-            ]
     elif looks := [tag for tag in labels if LIKE_ENTITY.fullmatch(tag)]:
         notes.append(
             f"tags such as {looks[0]!r} are scored as plain tags, by accuracy; the tags of "
@@ -218,50 +198,34 @@ def read_tagging_task(name: str, data: Path, config: FinetuneConfig) -> Task:
         )
     numbers = str(word_column), str(tag_column or "last")
     names = FIELDS if format_of(train) in LISTS else numbers
+    family = Tagging(labels, ENTITY_METRICS if has_entities else ("accuracy",))
     return Task(
         (data if data.is_dir() else data.parent).resolve().name,
-        Tagging(labels, ENTITY_METRICS if has_entities else ("accuracy",)),
-        splits,
+        family,
+        {split: list(_tag_all(family, parts)) for split, parts in records.items()},
         files=paths,
         columns=Columns(*((name,) for name in names)),
         notes=tuple(notes),
     )
 
 
-def _lacks_tags(
-    path: Path, train: Path, word_column: int, tag_column: int, labels: Sequence[str]
-) -> bool:
-    """Return whether a test file has fewer columns than train, or tags that are no labels."""
-    if format_of(path) in LISTS:
-        table = read_table(path)
-        cells = [row.get(_tags_of(table)) or [None] for row in table.rows]
-        return is_unlabelled(
-            chain.from_iterable(cell if isinstance(cell, list) else [cell] for cell in cells),
-            labels,
-        )
-    most = tag_column or (2 if format_of(train) in LISTS else _count_columns(train))
-    if _count_columns(path) < most:
-        return True
-    read = read_sentences(path, word_column, tag_column, labels, [])
-    return is_unlabelled((tag for sentence in read for tag in sentence.tags), labels)
+def _tag_all(family: "Tagging", parts: Iterable[Records]) -> Iterator[TaggedSentence]:
+    """Yield the sentences with their tags; those of entities become IOB2."""
+    for part in parts:
+        for sentence, row in zip(family.parse_all(part), part.table.rows, strict=True):
+            tags = row["tags"] if part.columns.labels else []
+            if family.metrics == ENTITY_METRICS:
+                tags = write_tags(find_entities(tags), len(tags))
+            yield sentence._replace(tags=tags)
 
 
-def _count_columns(path: Path) -> int:
-    lines = read_text_lines(path)
-    model, split = _find_model(lines)
-    return len(split(lines[model])) if model >= 0 else 0
-
-
-def _check_tags(
-    path: Path, sentences: Sequence[TaggedSentence], train: Sequence[str], has_entities: bool
-) -> list[str]:
+def _check_tags(records: Records, train: Sequence[str], has_entities: bool) -> list[str]:
     """Refuse tags that are none, and train has none of, unless they are rare: then tell them."""
-    types = {type_of(tag) for tag in train if tag != "O"}
+    path, types = records.table.path, {type_of(tag) for tag in train if tag != "O"}
     lines: dict[str, int] = {}
-    counts = Counter[str]()
-    for sentence in sentences:
-        counts.update(sentence.tags)
-        for tag, line in zip(sentence.tags, sentence.lines, strict=False):
+    counts = Counter(tags_of(records))
+    for row in records.table.rows if records.columns.labels else ():
+        for tag, line in zip(row["tags"], row["lines"], strict=True):
             lines.setdefault(tag, line)
     unseen: dict[str, str] = {}
     for tag, line in lines.items():
@@ -284,144 +248,6 @@ def _check_tags(
     is_rare = count <= MOST_UNSEEN * counts.total()
     require(is_rare, f"{told}{did_you_mean(tag, train)}")
     return [f"{told}; words with such tags count as wrong: {count:,} of {counts.total():,}"]
-
-
-def read_sentences(
-    path: Path,
-    word_column: int,
-    tag_column: int | None,
-    known: Sequence[str],
-    notes: list[str],
-    field: str = FIELDS[0],
-) -> list[TaggedSentence]:
-    """Return the sentences of a file; without a tag column its tags are ignored.
-
-    A column file has a word a line and a blank line after each sentence (`_read_columns`). A row of
-    the other formats is a sentence: {"tokens": ["A", "boat"], "tags": ["O", "O"]}. Without a tag
-    column it may have no words. `known` are tags that other files have; `notes` are added to.
-    """
-    if format_of(path) in LISTS:
-        sentences = _read_lists(path, field, has_tags=tag_column is not None)
-    else:
-        sentences = _read_columns(path, word_column, tag_column, known, notes)
-        counts = [[str(number + 1) for number in range(len(each.words))] for each in sentences]
-        require(
-            [each.words for each in sentences] != counts or max(map(len, counts), default=0) < 2,
-            f"{path}: column {word_column} numbers the words; name the column of the words, such "
-            "as tagging.word_column=2 (of `electra predict`: --columns 2)",
-        )
-    has_words = any(sentence.words for sentence in sentences)
-    require(has_words, f"{path} is empty: it must have at least one word")
-    for words, _, lines in sentences:
-        if "" in words:
-            place = f"{path} line {lines[words.index('')]}"
-            raise UserError(f"{place}: the word must not be empty")
-    return sentences
-
-
-def _read_lists(path: Path, field: str, *, has_tags: bool) -> list[TaggedSentence]:
-    table = read_table(path)
-    words_of = table.lists(field)
-    tags_of = table.lists(_tags_of(table)) if has_tags else [()] * len(words_of)
-    sentences = []
-    for number, (words, tags) in enumerate(zip(words_of, tags_of, strict=True)):
-        require(
-            not has_tags or len(words) == len(tags),
-            f"{table.place(number)}: {len(words)} tokens and {len(tags)} tags; each token must "
-            "have one tag",
-        )
-        if words or not has_tags:
-            line = table.lines[number]
-            sentences.append(TaggedSentence(list(words), list(tags), [line] * len(words)))
-    return sentences
-
-
-def _tags_of(table: TableFile) -> str:
-    """Return the name of the tags' lists; of several columns that hubs have, the entities'."""
-    return next((name for name in TAGS if name in table.columns), TAGS[0])
-
-
-def _find_model(lines: Sequence[str]) -> tuple[int, Callable[[str], list[str]]]:
-    """Return which line of a file the others are like (-1: none), and what splits a line."""
-    words = [
-        number
-        for number, line in enumerate(lines)
-        if line.strip() and not line.startswith(DOCUMENT_START)
-    ]
-    model = next((n for n in words if not lines[n].startswith("#")), [*words, -1][0])
-    if model >= 0 and "\t" in lines[model]:
-        return model, lambda line: line.split("\t")
-    # Not split(): words of white space, such as U+00A0, are words.
-    return model, lambda line: [cell for cell in line.split(" ") if cell]
-
-
-def _read_columns(
-    path: Path, word_column: int, tag_column: int | None, known: Sequence[str], notes: list[str]
-) -> list[TaggedSentence]:
-    """Return the sentences of a file with a word a line."""
-    lines = read_text_lines(path)
-    model, split_line = _find_model(lines)
-    if model < 0:
-        return []
-    split = [split_line(line) for line in lines]
-    first, num_columns = model + 1, len(split[model])
-    _check_columns(f"{path} line {first}", num_columns, word_column, tag_column)
-    place = (tag_column or 0) - 1  # of tag_column 0 the last
-    whole = [row for row in split if len(row) == num_columns]
-    borders = ("#", DOCUMENT_START)
-    begins = [not line.strip() or line.startswith(borders) for line in ["", *lines[:-1]]]
-    # Before a sentence a line with # holds a word if it has the columns and a tag that is known, of
-    # another line or an entity's; others are comments, such as "# text = ..." in CoNLL-U.
-    tags = {*known} | {
-        row[place]
-        for line, row, is_first in zip(lines, split, begins, strict=True)
-        if len(row) == num_columns and not (is_first and line.startswith("#"))
-    }
-    # Then rows 3-4 and 3.1 are no words.
-    is_numbered = word_column > 1 and any(row[0] == "1" for row in whole)
-    sentences, passed = [TaggedSentence([], [], [])], []
-    for number, (line, row) in enumerate(zip(lines, split, strict=True), 1):
-        words, tags_of, numbers = sentences[-1]
-        if not line.strip() or line.startswith(DOCUMENT_START):
-            sentences.append(TaggedSentence([], [], []))
-            continue
-        is_like = len(row) == num_columns
-        if line.startswith("#") and not words:
-            is_tag = is_like and (row[place] in tags or ENTITY_TAG.fullmatch(row[place]))
-            if not (is_tag or (is_like and num_columns == 1)):
-                passed += [line] if is_like else []
-                continue
-        if not is_like:
-            raise UserError(
-                f"{path} line {number}: {len(row)} columns; it must have {num_columns}, as line "
-                f"{first} has"
-            )
-        if not (is_numbered and INNER_ROW.fullmatch(row[0])):
-            words.append(row[word_column - 1])
-            numbers.append(number)
-            tags_of.extend([] if tag_column is None else [row[place]])
-    if passed:
-        count = f"{len(passed):,} lines, such as {passed[0]!r},"
-        notes.append(
-            f"{path.name}: {count} are treated as comments, because their tag occurs nowhere else"
-        )
-    return [sentence for sentence in sentences if sentence.words]
-
-
-def _check_columns(place: str, num_columns: int, word_column: int, tag_column: int | None) -> None:
-    require(
-        num_columns >= 2 or tag_column is None,
-        f"{place}: one column; a word and its tag are needed, with a tab or spaces between them",
-    )
-    columns = (("word_column", word_column, 1), ("tag_column", tag_column or 0, 0))
-    for name, column, least in columns:
-        if not least <= column <= num_columns:
-            raise UserError(f"{place}: {name} must lie in {least} to {num_columns}, not {column}")
-    require(
-        tag_column is None or (tag_column or num_columns) != word_column,
-        f"{place}: word_column and tag_column must differ; both are column {word_column} of "
-        f"{num_columns}",
-    )
 
 
 class WordWindow(NamedTuple):
@@ -464,6 +290,8 @@ class Tagging(Labelled):
     """
 
     fields: ClassVar[tuple[str, ...]] = ("tokens",)
+    lists: ClassVar[tuple[str, ...]] = ("tokens",)
+    convert = staticmethod(read_words)
     longest_row: ClassVar[int] = 256
     reads_features: ClassVar[bool] = True
 
@@ -480,45 +308,11 @@ class Tagging(Labelled):
         """Return {"tokens": [...]}, a list of words, as a sentence; it may be empty."""
         words = record.texts("tokens")
         record.require("" not in words, "'tokens' has an empty text; a word must not be empty")
-        return TaggedSentence(words, [], [])
+        return TaggedSentence(words, [])
 
     def is_blank(self, example: TaggedSentence) -> bool:
         """Return whether there are no words; white space may be one."""
         return not example.words
-
-    def read_inputs(
-        self, path: Path, columns: Sequence[str], trained: Columns, separator: str = ""
-    ) -> Inputs:
-        """Return sentences of words: columns, JSON lines, or lines of plain text split at spaces.
-
-        A .txt file is plain text unless the column of the word is named.
-        """
-        require(
-            len(columns) <= 1, f"--columns must name that of the word, not {', '.join(columns)}"
-        )
-        if is_plain(path) and not columns:
-            lines = [line.split() for line in read_texts(path)]
-            (word,), (tag,) = trained
-            place = int(tag) - 1 if tag.isdecimal() else -1
-            rows = [words for words in lines if words[:1] != ["#"] and len(words) > max(0, place)]
-            tags = {words[place] for words in rows}
-            require(
-                not (tags <= set(self.labels) and any(map(str.isalnum, tags))),
-                f"{path}: every line has a tag, as in a file of columns; if it is one, say which "
-                f"column is the word's: --columns {word if word.isdecimal() else 1}",
-            )
-            found: list[dict[str, Any]] = [{"tokens": words} for words in lines]
-            return Inputs(found, found)
-        require_format(path, FORMATS)
-        (column,) = columns or trained.inputs
-        require(
-            format_of(path) in LISTS or column.isdecimal() or not columns,
-            f"--columns of a {format_of(path)} file must be the word's number, not {column!r}",
-        )
-        number, field = int(column) if column.isdecimal() else 1, [*columns, FIELDS[0]][0]
-        sentences = read_sentences(path, number, None, self.labels, [], field)
-        found = list(map(self.record, sentences))
-        return Inputs(found, read_table(path).rows if format_of(path) in LISTS else found)
 
     def encode(
         self, examples: Sequence[TaggedSentence], tokenizer: Tokenizer, sequence_length: int

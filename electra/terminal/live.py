@@ -46,6 +46,7 @@ class _Screen:
         self.console = open_console(stderr=True)
         # rich treats FORCE_COLOR as a terminal, but a log file cannot be redrawn.
         is_terminal = sys.stderr.isatty() and not self.console.is_dumb_terminal
+        is_terminal = is_terminal and not self.console.quiet
         # Without auto-refresh, because rich's refresh thread would take time from training.
         self.live = (
             # Standard output that goes to a file must not be redirected to the terminal.
@@ -75,7 +76,7 @@ class _Screen:
 
     def print_line(self, line: str) -> None:
         """Print a line of a log; on a terminal nothing."""
-        if not self.live:
+        if not self.live and not self.console.quiet:
             print(line, file=sys.stderr, flush=True)
 
 

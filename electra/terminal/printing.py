@@ -3,12 +3,14 @@
 So a result can be piped while notes and progress stay on the terminal.
 """
 
+import json
 import os
 import re
 import sys
 import unicodedata
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any
 
 from rich import box
@@ -21,6 +23,7 @@ from electra.errors import hide_passwords
 from electra.processes import find_place
 from electra.reports.rendering import Table
 from electra.reports.tokens import Sentence, TokenView, Word, describe
+from electra.text.characters import replace_surrogates
 
 SIZE = re.compile("[1-9][0-9]{0,3}")
 """What COLUMNS and LINES may say; anything else is as if they were not set."""
@@ -52,9 +55,24 @@ class PipeConsole(Console):
         raise
 
 
+IS_SILENT = ContextVar("IS_SILENT", default=False)
+"""Whether a script has called what a command would print the progress and result of."""
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Print nothing meanwhile."""
+    before = IS_SILENT.set(True)
+    try:
+        yield
+    finally:
+        IS_SILENT.reset(before)
+
+
 def open_console(*, stderr: bool = False) -> PipeConsole:
     """Return a console that prints text verbatim, without markup, emoji and highlighting."""
-    return PipeConsole(stderr=stderr, highlight=False, markup=False, emoji=False)
+    plain = {"highlight": False, "markup": False, "emoji": False}
+    return PipeConsole(stderr=stderr, quiet=IS_SILENT.get(), **plain)
 
 
 def print_error(message: str) -> None:
@@ -91,8 +109,15 @@ def print_done(what: str, next_command: str = "") -> None:
 
 def print_lines(lines: Sequence[str]) -> None:
     """Print results verbatim, for another program to read."""
+    if IS_SILENT.get():
+        return
     sys.stdout.writelines(line + "\n" for line in lines)
     sys.stdout.flush()
+
+
+def print_json(values: object) -> None:
+    """Print a value of JSON on one line; what is no character of text is replaced."""
+    print_lines([replace_surrogates(json.dumps(values, ensure_ascii=False, allow_nan=False))])
 
 
 def print_step(title: str) -> None:
@@ -118,6 +143,8 @@ def as_word(value: object) -> str:
 
 def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> None:
     """Print a table: ruled on a terminal, plain columns elsewhere. Numbers are right-aligned."""
+    if IS_SILENT.get():
+        return None
     table = Table(headers, [[printable(str(cell)) for cell in row] for row in rows])
     if not sys.stdout.isatty():
         return print_lines(_align(table))
@@ -187,6 +214,8 @@ def print_tokens(sentence: Sentence) -> None:
 
 def print_words(text: str, words: Sequence[Word], threshold: float) -> None:
     """Print a text with its suspected words marked, and the ten least trusted below it."""
+    if IS_SILENT.get():  # a script may ask of many texts
+        return
     console, line, end = open_console(), Text(), 0
     for word in words:
         line.append(printable(text[end : word.start]))

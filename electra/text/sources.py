@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from electra.errors import UserError, did_you_mean, require
 from electra.files import parse_json
@@ -113,6 +113,16 @@ MAX_NAMED = 8
 Named = Sequence[tuple[Path, str]]
 
 
+class Source(NamedTuple):
+    """What a file is, as its name and its first bytes tell."""
+
+    form: str | None
+    """None: it is no text."""
+    kind: str = ""
+    """Why it is no text."""
+    encoding: str = UTF8
+
+
 @dataclass(frozen=True)
 class Sources:
     """The files to read, each once, and the skipped files and folders."""
@@ -139,6 +149,7 @@ def find_sources(paths: Sequence[str], settings: TextConfig = AS_USUAL) -> Sourc
     files: list[Path] = []
     passed_over: list[tuple[Path, str]] = []
     links: list[tuple[Path, str]] = []
+    looks: dict[Path, Source] = {}
     for name in paths:
         require(bool(name), "an empty name among the texts; . is this folder")
         path = Path(name)
@@ -154,7 +165,8 @@ def find_sources(paths: Sequence[str], settings: TextConfig = AS_USUAL) -> Sourc
             rule = f"the folder {name} holds no files with text"
         elif path.exists():
             # A pipe is not looked into, because that would consume it.
-            kind = "" if path.is_fifo() else look(path, settings)[1]
+            looks[path] = Source(PLAIN) if path.is_fifo() else look(path, settings)
+            kind = looks[path].kind
             as_it_is = kind and look(path, replace(settings, form="text"))[0]
             advice = " (--set form=text reads it as it is)" if as_it_is else ""
             require(not kind, f"{path} is not text: {kind}{advice}")
@@ -163,14 +175,15 @@ def find_sources(paths: Sequence[str], settings: TextConfig = AS_USUAL) -> Sourc
         else:
             found = sorted(_match(name, passed_over))
             rule = f"{'no file matches' if glob.has_magic(name) else 'there is no file'} {name}"
-        looks = {path: look(path, settings) for path in found}
-        chosen = _choose_text(looks, passed_over)
+        seen = {path: look(path, settings) for path in found}
+        looks |= seen
+        chosen = _choose_text(seen, passed_over)
         require(bool(chosen), "; ".join(filter(None, (rule, name_passed_over(passed_over)))))
         files += chosen
         links += [] if is_url(name) else _find_links(name, chosen)
     files = list(dict.fromkeys(files))
-    told = [(path, encoding_of(path, encoding)) for path in files] if encoding == DETECT else []
-    others = tuple((path, name) for path, name in told if not is_utf8(name))
+    told = [(path, looks[path].encoding) for path in files if path in looks]
+    others = tuple((path, name) for path, name in told if encoding == DETECT and not is_utf8(name))
     return Sources(tuple(files), tuple(dict.fromkeys(passed_over)), others, tuple(links))
 
 
@@ -183,9 +196,14 @@ def encoding_of(path: Path, encoding: str) -> str:
     if is_binary(path):
         return UTF8
     with open_source(path) as (_, stream):
-        blocks = itertools.islice(iter(lambda: stream.read(FIRST_BYTES), b""), MAX_ASCII_BLOCKS)
-        first = next((block for block in blocks if not block.isascii() or b"\0" in block), b"")
-        return detect(first + stream.read(FIRST_BYTES)) or UTF8
+        return _detect(iter(lambda: stream.read(FIRST_BYTES), b"")) or UTF8
+
+
+def _detect(blocks: Iterator[bytes]) -> str:
+    """Return the encoding of a file, from where it has more than ASCII; "" if it is no text."""
+    first = itertools.islice(blocks, MAX_ASCII_BLOCKS)
+    told = next((block for block in first if not block.isascii() or b"\0" in block), b"")
+    return detect(told + next(blocks, b""))
 
 
 def name_passed_over(passed_over: Named) -> str:
@@ -262,17 +280,18 @@ def _find_links(name: str, files: Sequence[Path]) -> Iterator[tuple[Path, str]]:
             yield path, f"a link to {place}"
 
 
-def _choose_text(
-    looks: Mapping[Path, tuple[str | None, str]], passed_over: list[tuple[Path, str]]
-) -> list[Path]:
+def _choose_text(looks: Mapping[Path, Source], passed_over: list[tuple[Path, str]]) -> list[Path]:
     """Return the text files, and report what else is there, such as files about the data."""
-    texts = [path for path, (form, _) in looks.items() if form]
+    texts = [path for path, source in looks.items() if source.form]
     formats = Counter(map(format_of, texts))
     homes = {
-        folder for path in texts if looks[path][0] not in (PLAIN, PAGES) for folder in path.parents
+        folder
+        for path in texts
+        if looks[path].form not in (PLAIN, PAGES)
+        for folder in path.parents
     }
     chosen = []
-    for path, (form, kind) in looks.items():
+    for path, (form, kind, _) in looks.items():
         is_rare = 2 * formats[format_of(path)] < len(texts)
         is_about = path.name.partition(".")[0].lower() in ABOUT_DATA
         is_beside = path.parent in homes and (is_about or format_of(path) not in (".txt", ".text"))
@@ -289,36 +308,39 @@ def _choose_text(
     return chosen
 
 
-def look(path: Path, settings: TextConfig) -> tuple[str | None, str]:
-    """Return the form of a file, or None and why it is no text, by its first bytes."""
+def look(path: Path, settings: TextConfig) -> Source:
+    """Return the form and the encoding of a file, or why it is no text, by its first bytes."""
     try:
         status = status_of(path)
     except FileNotFoundError:
-        return None, "a link to nothing"
+        return Source(None, "a link to nothing")
     if not stat.S_ISREG(status.st_mode):
-        return None, "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+        return Source(None, "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file")
     if not status.st_size:
-        return None, "empty"
+        return Source(None, "empty")
+    name = settings.encoding
     with open_source(path) as (source, stream):
         first, is_compressed = stream.read(FIRST_BYTES), source is not stream
+        if name == DETECT and not is_binary(path):
+            rest = iter(lambda: stream.read(FIRST_BYTES), b"")
+            name = _detect(itertools.chain([first], rest))
     if is_binary(path):
         form = NAMED_FORMS[format_of(path)]
         is_one = bool(FORMATS[form].begins) and first.startswith(FORMATS[form].begins)
         other = "" if is_one else name_other(first)
-        return (None, other) if other else (form, "")
-    if kind := name_other(first) or why_no_text(first, settings.encoding):
+        return Source(None, other) if other else Source(form)
+    is_told = settings.encoding != DETECT
+    why = why_no_text(first, name) if is_told else "" if name else "binary"
+    if kind := name_other(first) or why:
         if kind == "binary" and compression_of(path) and not is_compressed:
             kind = f"damaged: it does not begin as {compression_of(path)} files do"
-        return None, kind
-    name = (detect(first) or UTF8) if settings.encoding == DETECT else settings.encoding
+        return Source(None, kind)
     head, _ = decode_beginning(first, name)
-    return tell_form(path, head, settings, is_whole=len(first) < FIRST_BYTES)
+    return Source(*tell_form(path, head, settings, is_whole=len(first) < FIRST_BYTES), name)
 
 
 def why_no_text(first: bytes, encoding: str) -> str:
     """Return why a file that begins with these bytes is no text in this encoding, or ""."""
-    if encoding == DETECT:
-        return "" if detect(first) else "binary"
     if not is_utf8(encoding):
         return "" if _is_mostly(first, encoding) else f"not {encoding}"
     if mark := find_mark(first):

@@ -29,12 +29,14 @@ class TableFile:
     path: Path
     columns: tuple[str, ...]
     rows: list[dict[str, Any]]
-    lines: Sequence[int]
+    lines: Sequence[Any]
     """Line of each row in the file, from 1; of a .parquet file, which has no lines, its number."""
     num_short: int = 0
     """Rows that were left out because they have fewer fields than there are columns."""
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Of columns of numbers the name of each number, from 0: ClassLabel of `datasets`."""
+    unit: str = "line"
+    """What `lines` count."""
 
     def column(self, name: str, *, fractions: bool = False) -> list[str]:
         """Return a column's values as text; whole numbers and true or false are written out.
@@ -62,8 +64,7 @@ class TableFile:
 
     def place(self, number: int) -> str:
         """Return the place of a row for messages: file, and line or row."""
-        unit = "row" if format_of(self.path) == ".parquet" else "line"
-        return f"{self.path} {unit} {self.lines[number]}"
+        return f"{self.path} {self.unit} {self.lines[number]}"
 
     def _name(self, column: str, value: object) -> str:
         """Return a value as text; a number that has a name becomes it."""
@@ -147,7 +148,8 @@ def _read_parquet(path: Path, content: bytes) -> TableFile:
         table = parquet.read_table(io.BytesIO(content))
         rows = table.to_pylist()
     columns, lines = tuple(table.column_names), range(1, len(rows) + 1)
-    return TableFile(path, columns, rows, lines, names=_find_names(table.schema.metadata or {}))
+    names = _find_names(table.schema.metadata or {})
+    return TableFile(path, columns, rows, lines, names=names, unit="row")
 
 
 def _find_names(metadata: Mapping[bytes, bytes]) -> dict[str, tuple[str, ...]]:

@@ -8,7 +8,9 @@ What strangers wrote may take forever or stop the process. So transformers reads
 first lines are encoded, in a process of its own (alone.py).
 """
 
+import base64
 import json
+import math
 import os
 import reprlib
 import subprocess
@@ -23,13 +25,15 @@ from typing import Any
 
 from electra.errors import UserError, require, tell_place
 from electra.files import HASHES, parse_object, read_object, read_text, write_json
+from electra.text.characters import MAX_WORD_CHARS
 from electra.tokenizing import alone
 from electra.tokenizing.formats import (
+    DEFINING,
     KNOWN_NAMES,
     WRITTEN_FOR_TRANSFORMERS,
     Definition,
+    State,
     bert_state,
-    check_state,
     define,
     lowers_case,
     number_tokens,
@@ -54,6 +58,12 @@ BERT_FLAGS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
 TRIAL_SECONDS, ASK_SECONDS = 30, 600
 """After which a process is ended. A sound tokenizer takes a second; transformers takes some to
 start, and minutes for a large SentencePiece model."""
+
+MODELS = ("WordPiece", "BPE", "Unigram", "WordLevel")
+MAX_GROWTH = 4096
+"""How many times as long a normaliser or decoder may make a text."""
+LONGEST_WORD = 1000
+"""Most characters of a word that WordPiece cuts; the time to cut it grows with their cube."""
 
 
 def read_definition(path: Path, assumed: bool) -> Definition:
@@ -225,3 +235,43 @@ def _run_alone(words: list[str], seconds: float, content: str = "") -> str:
     last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
     require(done.returncode == 0, last)
     return done.stdout
+
+
+def check_state(content: Mapping[str, Any]) -> State:
+    """Return the defining parts of a `tokenizer.json` that another program may have written."""
+    state: State = {key: content.get(key) for key in DEFINING}
+    state["added_tokens"] = [dict(token) for token in state["added_tokens"] or []]
+    model = state["model"]
+    if model["type"] not in MODELS:
+        raise UserError(f"its model is {model['type']}; it must be one of {', '.join(MODELS)}")
+    require(len(model["vocab"]) > 0, "its vocabulary is empty")
+    for name in ("dropout", "alpha", "nbest_size"):
+        require(not model.get(name), f"its ids are drawn at random: the model has {name}")
+    longest = model.get("max_input_chars_per_word", MAX_WORD_CHARS)
+    require(
+        longest <= LONGEST_WORD,
+        f"max_input_chars_per_word is {longest:,}; words of at most {LONGEST_WORD:,} are cut",
+    )
+    for stage in ("normalizer", "pre_tokenizer", "decoder"):
+        parts = parts_of(state[stage])
+        growth = math.prod(map(_growth, parts))
+        require(
+            growth <= MAX_GROWTH,
+            f"its {stage} may make a text {growth:,} times as long; at most {MAX_GROWTH:,} is read",
+        )
+        for part in parts:
+            for name in ("lowercase", "strip_accents", "handle_chinese_chars", "clean_text"):
+                value = part.get(name)
+                is_flag = value is None or isinstance(value, bool)
+                require(is_flag, f"{name} must be true or false, not {value!r}")
+    return state
+
+
+def _growth(part: Mapping[str, Any]) -> int:
+    """Return a bound on the factor by which a part of a normaliser or decoder lengthens a text."""
+    if part["type"] == "Replace":  # an empty match stands between any two characters
+        return 1 + len(part["content"]) if part["content"] else 1
+    if part["type"] == "Precompiled":
+        content = base64.b64decode(part["precompiled_charsmap"])
+        return max(1, *map(len, content[4 + int.from_bytes(content[:4], "little") :].split(b"\0")))
+    return {"Prepend": 1 + len(part.get("prepend", "")), "ByteLevel": 2}.get(part["type"], 1)

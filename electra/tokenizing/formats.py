@@ -12,8 +12,6 @@ pre-tokenizer cuts at the same places with and without the neighbours. `find_ind
 which parts that holds; of all others nothing is assumed.
 """
 
-import base64
-import math
 import re
 import unicodedata
 import warnings
@@ -34,13 +32,8 @@ KNOWN_NAMES = {
     "mask": ("[MASK]", "<mask>"),
 }
 """Names of the special tokens by role, in the order of SPECIAL_TOKENS."""
-MODELS = ("WordPiece", "BPE", "Unigram", "WordLevel")
 State = dict[str, Any]
 """Content of a `tokenizer.json`, under the keys of DEFINING."""
-MAX_GROWTH = 4096
-"""How many times as long a normaliser or decoder may make a text."""
-LONGEST_WORD = 1000
-"""Most characters of a word that WordPiece cuts; the time to cut it grows with their cube."""
 BERT_KINDS = ["WordPiece", "BertNormalizer", "BertPreTokenizer"]
 
 
@@ -80,46 +73,6 @@ class Definition(NamedTuple):
             "strip_accents": normalizer.get("strip_accents"),
             "split_ideographs": normalizer.get("handle_chinese_chars", True),
         }
-
-
-def check_state(content: Mapping[str, Any]) -> State:
-    """Return the defining parts of a `tokenizer.json` that another program may have written."""
-    state: State = {key: content.get(key) for key in DEFINING}
-    state["added_tokens"] = [dict(token) for token in state["added_tokens"] or []]
-    model = state["model"]
-    if model["type"] not in MODELS:
-        raise UserError(f"its model is {model['type']}; it must be one of {', '.join(MODELS)}")
-    require(len(model["vocab"]) > 0, "its vocabulary is empty")
-    for name in ("dropout", "alpha", "nbest_size"):
-        require(not model.get(name), f"its ids are drawn at random: the model has {name}")
-    longest = model.get("max_input_chars_per_word", MAX_WORD_CHARS)
-    require(
-        longest <= LONGEST_WORD,
-        f"max_input_chars_per_word is {longest:,}; words of at most {LONGEST_WORD:,} are cut",
-    )
-    for stage in ("normalizer", "pre_tokenizer", "decoder"):
-        parts = parts_of(state[stage])
-        growth = math.prod(map(_growth, parts))
-        require(
-            growth <= MAX_GROWTH,
-            f"its {stage} may make a text {growth:,} times as long; at most {MAX_GROWTH:,} is read",
-        )
-        for part in parts:
-            for name in ("lowercase", "strip_accents", "handle_chinese_chars", "clean_text"):
-                value = part.get(name)
-                is_flag = value is None or isinstance(value, bool)
-                require(is_flag, f"{name} must be true or false, not {value!r}")
-    return state
-
-
-def _growth(part: Mapping[str, Any]) -> int:
-    """Return a bound on the factor by which a part of a normaliser or decoder lengthens a text."""
-    if part["type"] == "Replace":  # an empty match stands between any two characters
-        return 1 + len(part["content"]) if part["content"] else 1
-    if part["type"] == "Precompiled":
-        content = base64.b64decode(part["precompiled_charsmap"])
-        return max(1, *map(len, content[4 + int.from_bytes(content[:4], "little") :].split(b"\0")))
-    return {"Prepend": 1 + len(part.get("prepend", "")), "ByteLevel": 2}.get(part["type"], 1)
 
 
 def define(state: State, settings: Mapping[str, Any], others: Sequence[str] = ()) -> Definition:

@@ -1,11 +1,10 @@
 """Settings of `electra pretrain`: all of them, and those of the optimizer and of the run."""
 
-from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from electra.errors import require
-from electra.method.config import ALONE, SIZES_OF_GENERATOR, GeneratorConfig, MethodConfig
+from electra.method.config import ALONE, GeneratorConfig, MethodConfig
 from electra.model.config import EncoderConfig
 from electra.settings import AtLeast, Needs, Order, Settings, Within
 from electra.shards.config import ExamplesConfig
@@ -300,39 +299,6 @@ class PretrainConfig(Settings):
         """
         rest = self.train.steps - self.second_stage
         return min(self.second_stage or rest, rest) if self.method.scheme == "two_stage" else rest
-
-
-_SIZES = tuple(f"generator.{name}" for name in SIZES_OF_GENERATOR)
-
-_OF_JUDGES = ("method.disc_weight", "train.evaluate_with")
-
-UNREAD = {
-    "method.objective=mlm|causal_lm": (
-        *("generator.", "method.sharing", "model.published_heads"),
-        *_OF_JUDGES,
-    ),
-    "method.objective=causal_lm": ("method.mask_prob",),
-    "method.objective=replace_mlm|all_tokens_mlm": _OF_JUDGES,
-    "method.objective=electric": ("method.shown_at_mask", "train.evaluate_with"),
-    "generator.kind=uniform|unigram": ("method.sharing", "method.shown_at_mask", *_SIZES),
-    "generator.kind=frozen": _SIZES,
-    "generator.num_hidden_layers": ("generator.layers_fraction",),
-    "generator.hidden_size": ("generator.hidden_fraction",),
-    "train.evaluate_rows=0": ("train.also_evaluate", "train.evaluate_with", "train.evaluate_every"),
-}
-"""Settings, or the beginnings of their names, that no rule refuses and nothing reads, by when."""
-
-
-def tell_unread(config: PretrainConfig, given: Collection[str]) -> Iterator[str]:
-    """Yield a sentence for each setting, of those that were given, that the run will not read."""
-    for when, names in (*UNREAD.items(), *config.model.unread.items()):
-        name, value, is_so = config.look_up(when)
-        unread = sorted(each for each in given if is_so and each.startswith(names))
-        yield from (f"{each} has no effect when {name} is {value}" for each in unread)
-    train = config.train
-    if train.profile_step >= train.steps:
-        step = train.profile_step
-        yield f"train.profile_step {step} has no effect: it must be less than train.steps"
 
 
 def longest_warmup(steps: int) -> int:

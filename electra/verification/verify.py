@@ -51,21 +51,7 @@ def verify(
     show: Callable[[Claim], None] = ignore,
     end: Callable[[Path, Sequence[Claim]], None] = ignore,
 ) -> list[Claim]:
-    """Return every claim of a folder with its proof; nothing is written into the folder.
-
-    Args:
-        folder: A tokenizer, shards (a folder, or the .toml file of a mixture), a run, a fine-tuning
-            or a grid, an export, the results of a suite, or a folder of such folders.
-        shards: Of a run: its shards, if they have moved.
-        text: Of shards: the text that they were prepared from.
-        data: Of a fine-tuning: the folder of the task's files, if they have moved.
-        steps: Of a run: most steps that are computed again.
-        show: Called with each claim when it is proved.
-        end: Called with each folder of a folder of folders, and its claims, when they are proved.
-
-    Raises:
-        UserError: The folder is none of these.
-    """
+    """Return every claim of a folder, or of the folders in it, with its proof: `electra.verify`."""
     require(steps >= 1, f"steps must be >= 1, not {steps}")
     claims, folder = Claims(show), run_of(find_model(folder))
     if folder.suffix == ".toml" and folder.is_file():

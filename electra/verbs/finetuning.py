@@ -1,49 +1,64 @@
 """finetune, and submit, which sends what it answered to GLUE."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from electra.assignments import override_from_toml
-from electra.cli.options import (
+from electra.errors import command
+from electra.presets import FINETUNE_PRESETS
+from electra.tasks.config import FinetuneConfig
+from electra.terminal.live import Progress, show_finetuning
+from electra.terminal.printing import print_done, print_note, print_table
+from electra.verbs.arguments import (
+    as_list,
+    as_path,
+    as_paths,
+    as_words,
+    ignore,
+    keeping,
+    refuse_existing,
+    refuse_file,
+)
+from electra.verbs.options import (
     DryRun,
+    Place,
+    Planned,
     Set,
+    Show,
     Toml,
     Words,
     completed,
-    keeping,
-    print_dry_run,
-    refuse_existing,
-    refuse_file,
     settings_of,
+    verb,
 )
-from electra.errors import command
-from electra.presets import FINETUNE_PRESETS
-from electra.terminal.live import Progress, show_finetuning
-from electra.terminal.printing import print_done, print_note, print_table
 
 if TYPE_CHECKING:
     from electra.finetuning.start import Job
+    from electra.finetuning.submit import SubmissionFile
 
 MAX_LABELS = 10
 """Labels that a dry run tells, the most frequent first."""
 
 
+@verb
 def finetune(
-    start: Path,
+    start: Place,
     *,
     task: Annotated[str, completed(lambda: import_module("electra.tasks.registry").TASKS)],
-    data: Path,
-    out: Path,
+    data: Place,
+    out: Place,
     seeds: int = 1,
     from_scratch: bool = False,
     grid: Words = (),
-    set_: Annotated[Set, settings_of(FINETUNE_PRESETS["tiny"])] = (),
+    settings: Annotated[Set, settings_of(FINETUNE_PRESETS["tiny"])] = (),
     config: Toml = None,
     dry_run: DryRun = False,
-) -> None:
+    show: Show = ignore,
+) -> dict[str, Any]:
     """Fine-tune an encoder on a labelled task and score it, over one or more seeds.
 
     The tasks are those of GLUE by name (cola, sst-2, ... mnli), squad-1.1, squad-2.0, swag,
@@ -54,7 +69,8 @@ def finetune(
     number, or several of them (own.kind). `--set own.field=value` names the files and columns; so
     does `--task FILE.toml`, a file of the same fields.
 
-    A command that was interrupted continues after its last finished seed when it is given again.
+    A command that was interrupted continues after its last finished seed when it is given again; of
+    what is finished it tells the results.
 
     Example: electra finetune run --task cola --data glue/CoLA --seeds 5 --out cola
 
@@ -70,46 +86,80 @@ def finetune(
             pre-training is worth.
         grid: Settings as field=value,value. Every combination is fine-tuned into a folder of its
             own in OUT, and the one with the best score on dev is chosen.
+        show: Called with records of the progress.
+
+    Returns:
+        The contents of results.json.
     """
     from electra.checkpoints.folder import read_model, read_sizes
-    from electra.finetuning.grid import combine, search, tabulate
-    from electra.finetuning.loop import finetune as run_finetune
+    from electra.checkpoints.saved import is_finetuned
+    from electra.finetuning.grid import combine, tabulate
     from electra.finetuning.loop import require_seeds
+    from electra.finetuning.results import read_finished
     from electra.finetuning.start import read_job
     from electra.presets import finetune_preset
     from electra.reports.runs import finetuning_table, read_finetuning
 
+    start, data, out, words = Path(start), Path(data), Path(out), as_words(settings)
     preset = finetune_preset(read_sizes(start))
     if grid:  # it compares seeds as they are drawn
         preset = dataclasses.replace(preset, reseeds=0)
-    settings = override_from_toml(preset, config, set_)
-    combinations = combine(settings, set_, grid)  # without a grid it is one
-    refuse_existing(out)
+    resolved = override_from_toml(preset, as_path(config), words)
+    combinations = combine(resolved, words, as_list(grid))  # without a grid it is one
+    is_finished = not grid and is_finetuned(out) and (out / "results.json").exists()
+    if not is_finished:
+        refuse_existing(out)
     require_seeds(seeds)
+    if is_finished or dry_run:
+        pretrained = read_model(start)
+        for each in reversed(combinations.values()):  # all are checked, the first is told
+            job = read_job(pretrained, task, data, each, from_scratch=from_scratch)
+    if is_finished:
+        results = read_finished(out, job.settings(), seeds)
     if dry_run:
         times = f"{seeds} times" if seeds > 1 else "once"
-        each = f" with each of {' '.join(combinations)}" if grid else ""
-        pretrained = read_model(start)
-        for settings in reversed(combinations.values()):  # all are checked, the first is printed
-            job = read_job(pretrained, task, data, settings, from_scratch=from_scratch)
-        return _print_plan(job, f"fine-tune {times}{each}, write {out}")
-    incomplete = out.with_name(f"{out.name}.incomplete")
-    kept = keeping(incomplete, "finished seed", "**/seed-*[0-9]")
-    with kept, Progress(f"fine-tuning on {task}", unit="steps") as progress:
-        show = show_finetuning(progress, seeds * len(combinations))
-        how: dict[str, Any] = {"seeds": seeds, "from_scratch": from_scratch, "progress": show}
-        if grid:
-            results = search(start, task, data, out, combinations, **how)
-            scores, table = out / results["best"], tabulate(results)
-        else:
-            results = run_finetune(start, task, data, out, *combinations.values(), **how)
-            scores, table = out, finetuning_table([read_finetuning(out / "results.json")])
+        many = f" with each of {' '.join(combinations)}" if grid else ""
+        raise _plan(job, f"fine-tune {times}{many}, write {out}")
+    if not is_finished:
+        how = {"seeds": seeds, "from_scratch": from_scratch, "is_grid": bool(grid)}
+        results = _train(start, task, data, out, combinations, show, **how)
+    scores = out / results["best"] if grid else out
+    table = tabulate(results) if grid else finetuning_table([read_finetuning(out / "results.json")])
     print_table(table.rows, table.headers)
-    _print_end(start, out, scores, results["notes"])
+    _print_end(start, out, scores, results["notes"], "wrote" if not is_finished else "read")
+    return results
 
 
-def _print_plan(job: "Job", rest: str) -> None:
-    """Print what was found of a task, and what would be done."""
+def _train(
+    start: Path,
+    task: str,
+    data: Path,
+    out: Path,
+    combinations: Mapping[str, FinetuneConfig],
+    show: Show,
+    *,
+    is_grid: bool,
+    **how: Any,
+) -> dict[str, Any]:
+    """Fine-tune with the settings, or each combination of a grid, and show the progress."""
+    from electra.finetuning.grid import search
+    from electra.finetuning.loop import finetune as run_finetune
+
+    kept = keeping(out.with_name(f"{out.name}.incomplete"), "finished seed", "**/seed-*[0-9]")
+    with kept, Progress(f"fine-tuning on {task}", unit="steps") as progress:
+        display = show_finetuning(progress, how["seeds"] * len(combinations))
+
+        def tell(record: dict[str, Any]) -> None:
+            display(record)
+            show(record)
+
+        if is_grid:
+            return search(start, task, data, out, combinations, **how, progress=tell)
+        return run_finetune(start, task, data, out, *combinations.values(), **how, progress=tell)
+
+
+def _plan(job: "Job", rest: str) -> Planned:
+    """Return what would be done, with what was found of a task; print its notes."""
     question = job.task
     files, columns = ", ".join(map(str, question.files)), ", ".join(chain(*question.columns))
     found = ", ".join(f"{len(each):,} in {split}" for split, each in question.examples.items())
@@ -119,26 +169,27 @@ def _print_plan(job: "Job", rest: str) -> None:
         found = f"{found}; labels of train: {', '.join(told)}"
     for note in question.notes:
         print_note(note)
-    print_dry_run(job.config, f"read {files} (columns {columns}; {found}), {rest}")
+    return Planned(job.config, f"read {files} (columns {columns}; {found}), {rest}")
 
 
-def _print_end(start: Path, out: Path, scores: Path, notes: list[str]) -> None:
+def _print_end(start: Path, out: Path, scores: Path, notes: list[str], did: str) -> None:
     for note in notes:
         print_note(note)
     is_run = (start / "metrics.jsonl").is_file()  # only of a run there is a page
     report_it = command("report", start, scores, "--out", "report.html")
     predict_it = command("predict", scores, "--input", "FILE")
-    print_done(f"wrote {out}", report_it if is_run else predict_it)
+    print_done(f"{did} {out}", report_it if is_run else predict_it)
 
 
+@verb
 def submit(
-    folders: tuple[Path, ...],
+    folders: Sequence[Place],
     *,
-    out: Path = Path("submission.zip"),
+    out: Place = Path("submission.zip"),
     ensemble: bool = False,
     partial: bool = False,
     dry_run: DryRun = False,
-) -> None:
+) -> "list[SubmissionFile]":
     """Write the answers to GLUE's test sets as the zip that gluebenchmark.com takes.
 
     Of several seeds, the one with the best score on dev answers; seeds that were run in place of
@@ -153,13 +204,18 @@ def submit(
         ensemble: Answer with the mean of the probabilities, or of the numbers, of all seeds but
             those that were run in place of collapsed ones.
         partial: Leave out the test sets that no folder has answers to, instead of refusing.
+
+    Returns:
+        The files of the zip, and what answered each.
     """
     from electra.finetuning.submit import submit as run_submit
 
+    listed, out = as_paths(folders), Path(out)
     refuse_file(out, (".zip",))
     if dry_run:
-        return print_dry_run(None, f"read {', '.join(map(str, folders))} and write {out}")
-    answers = run_submit(folders, out, ensemble=ensemble, partial=partial)
+        raise Planned(None, f"read {', '.join(map(str, listed))} and write {out}")
+    answers = run_submit(listed, out, ensemble=ensemble, partial=partial)
     rows = [(each.name, len(each.predictions), each.origin) for each in answers]
     print_table(rows, ["file", "rows", "answered by"])
     print_done(f"wrote {out}")
+    return answers

@@ -3,23 +3,10 @@
 import math
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
-from electra.cli.options import (
-    PRESET,
-    DryRun,
-    InitFrom,
-    Recipe,
-    Set,
-    SetPretraining,
-    Toml,
-    print_dry_run,
-    refuse_existing,
-    repeat,
-    settings_of,
-)
 from electra.errors import UserError, command, require
 from electra.presets import PRESETS
 from electra.pretraining.resolution import resolve
@@ -27,34 +14,55 @@ from electra.reports.glossary import describe_heldout, format_about, format_coun
 from electra.terminal.live import Display, Progress
 from electra.terminal.printing import print_done, print_note, print_table
 from electra.training.config import PretrainConfig
+from electra.verbs.arguments import as_path, as_words, ignore, refuse_existing, repeat
+from electra.verbs.options import (
+    PRESET,
+    DryRun,
+    InitFrom,
+    Place,
+    Planned,
+    Recipe,
+    Set,
+    SetPretraining,
+    Show,
+    Toml,
+    settings_of,
+    verb,
+)
+
+if TYPE_CHECKING:
+    from electra.interop.importing import Imported
+    from electra.pretraining.plan import Plan
 
 HOURS = 1e15
 """Operations that any CPU does within hours: fewer need no estimate, which imports torch."""
 
 
+@verb
 def pretrain(
-    shards: Path | None = None,
+    shards: Place | None = None,
     *,
     preset: Annotated[
         str | None, PRESET, Parameter(help=f"One of {', '.join(PRESETS)}; tiny if not given.")
     ] = None,
     recipe: Recipe = None,
-    out: Path | None = None,
+    out: Place | None = None,
     init_from: InitFrom = None,
-    also_evaluate: Path | None = None,
-    resume: Path | None = None,
+    also_evaluate: Place | None = None,
+    resume: Place | None = None,
     cooldown: int | timedelta | None = None,
     max_time: timedelta | None = None,
-    set_: Annotated[Set, settings_of(PRESETS["tiny"])] = (),
+    settings: Annotated[Set, settings_of(PRESETS["tiny"])] = (),
     config: Toml = None,
     dry_run: DryRun = False,
-) -> None:
+    show: Show = ignore,
+) -> dict[str, Any]:
     """Pre-train an encoder by replaced token detection, or by what --set method.objective names.
 
     The first Ctrl-C (or SIGTERM) writes a checkpoint and stops, a second one stops at once, and
     SIGUSR1 writes a checkpoint without stopping. The same command continues the run, and so does
     --resume. On a CPU the result is the same, bit for bit, as that of a run that was never
-    interrupted.
+    interrupted. Of what is finished the command tells the results.
 
     Example: electra pretrain shards --preset small --out run --set train.steps=200000
 
@@ -71,9 +79,14 @@ def pretrain(
             is the finished run; RUN stays as it is and can go on.
         max_time: Time after which the run writes a checkpoint and stops, such as 3h or 90m, for
             queues with a time limit. The exit status is then 0.
+        show: Called with each record of metrics.jsonl.
+
+    Returns:
+        The contents of results.json.
     """
+    shards, out, resume = as_path(shards), as_path(out), as_path(resume)
     given = [
-        *set_,
+        *as_words(settings),
         *([f"train.init_from={init_from}"] if init_from else []),
         *([f"train.also_evaluate={also_evaluate}"] if also_evaluate else []),
     ]
@@ -89,34 +102,43 @@ def pretrain(
     else:
         require(cooldown is None, "--cooldown needs --resume RUN")
         name = "tiny" if preset is None else preset
-        settings = resolve(name, recipe, given, toml=config, run=out, note=print_note)
-        job = _find_new(shards, out, settings, dry_run)
-    settings, is_new = job.settings, job.run is None and job.end is None
-    if dry_run:
-        if job.run:
-            from electra.pretraining.continuation import read_run
+        resolved = resolve(name, recipe, given, toml=as_path(config), run=out, note=print_note)
+        job = _find_new(shards, out, resolved, dry_run)
+    if dry_run and job.run and not job.finished:
+        from electra.pretraining.continuation import read_run
 
-            read_run(job.run, None if resume else settings, "cpu")  # refuses what cannot go on
-        print_dry_run(settings, job.action)
-    if is_new:
-        _note_time(settings)
+        read_run(job.run, None if resume else job.settings, "cpu")  # refuses what cannot go on
+    if job.run is None and job.end is None:
+        _note_time(job.settings)
     if dry_run:
-        return
+        raise Planned(job.settings, job.action)
+    run = job.run or out
+    assert run is not None
+    results = job.finished or _train(job, run, shards, resume, seconds, show)
+    _print_results(run, results, "read" if job.finished else "wrote")
+    return results
+
+
+def _train(
+    job: "_Job", run: Path, shards: Path | None, resume: Path | None, seconds: float, show: Show
+) -> dict[str, Any]:
+    """Train, and show the records of the run."""
     from electra.pretraining.loop import pretrain as run_pretrain
     from electra.pretraining.loop import resume as run_resume
 
-    run = job.run or out
-    assert run is not None
-    title = "Pre-training"
-    if settings.train.init_from:
-        title += f", continued from the weights of {settings.train.init_from}"
-    with Display(steps=settings.train.steps, title=title) as display:
+    title, start = "Pre-training", job.settings.train.init_from
+    if start:
+        title += f", continued from the weights of {start}"
+    with Display(steps=job.settings.train.steps, title=title) as display:
+
+        def tell(record: dict[str, Any]) -> None:
+            display.show(record)
+            show(record)
+
         if resume is not None:
-            results = run_resume(run, display.show, shards, seconds, job.end)
-        else:
-            assert shards is not None
-            results = run_pretrain(shards, run, settings, display.show, seconds)
-    _print_results(run, results)
+            return run_resume(run, tell, shards, seconds, job.end)
+        assert shards is not None
+        return run_pretrain(shards, run, job.settings, tell, seconds)
 
 
 class _Job(NamedTuple):
@@ -129,6 +151,8 @@ class _Job(NamedTuple):
     """The run folder that goes on; None: one is written."""
     end: tuple[Path, PretrainConfig] | None = None
     """From `plan_cooldown`."""
+    finished: dict[str, Any] | None = None
+    """The results of a run that is complete with these settings."""
 
 
 def _find_resumed(resume: Path, out: Path | None, cooldown: int | timedelta | None) -> _Job:
@@ -158,7 +182,11 @@ def _find_new(
     if shards is None or out is None:
         raise UserError("pretrain needs SHARDS and --out RUN, or --resume RUN")
     if (out / "config.json").exists():
-        return _Job(settings, f"continue {out}", out)
+        from electra.pretraining.continuation import find_finished
+
+        finished = find_finished(shards, out, settings)
+        action = f"read the results of {out}, which is complete" if finished else f"continue {out}"
+        return _Job(settings, action, out, finished=finished)
     refuse_existing(out)
     from electra.pretraining.start import fit_to_shards
     from electra.shards.store import open_shards
@@ -193,11 +221,11 @@ def _note_time(settings: PretrainConfig, seconds: float | None = None) -> None:
     )
 
 
-def _print_results(run: Path, results: dict[str, Any]) -> None:
+def _print_results(run: Path, results: dict[str, Any], did: str) -> None:
     """Print what a run has reached on held-out text, and how far that is on the paper's curve."""
     from electra.reports.runs import place_on_the_papers_curve
 
-    wrote = f"wrote {run}"
+    wrote = f"{did} {run}"
     if results["heldout"]:
         reached = describe_heldout(results["heldout"], results["before"]).items()
         wrote += f": {', '.join(f'{name} {value}' for name, value in reached)} on held-out text"
@@ -207,6 +235,7 @@ def _print_results(run: Path, results: dict[str, Any]) -> None:
     )
 
 
+@verb
 def plan(
     *,
     preset: Annotated[str, PRESET, Parameter(help=f"One of {', '.join(PRESETS)}.")] = "small",
@@ -214,9 +243,9 @@ def plan(
     steps: int | None = None,
     init_from: InitFrom = None,
     probe_seconds: float = 10,
-    set_: SetPretraining = (),
+    settings: SetPretraining = (),
     config: Toml = None,
-) -> None:
+) -> "Plan":
     """Estimate the time and memory of a pre-training run from steps timed on this machine.
 
     Example: electra plan --preset small --steps 100000
@@ -224,6 +253,9 @@ def plan(
     Args:
         steps: Optimizer steps of the run; the same as --set train.steps=N.
         probe_seconds: Seconds for which steps are timed.
+
+    Returns:
+        Parameters, tokens, FLOPs, memory (bytes), seconds, and the device that they are of.
     """
     from electra.pretraining.plan import plan as run_plan
 
@@ -231,18 +263,18 @@ def plan(
         0 < probe_seconds < math.inf, f"--probe-seconds must be > 0 and finite, not {probe_seconds}"
     )
     given = [
-        *set_,
+        *as_words(settings),
         *([f"train.steps={steps}"] if steps is not None else []),
         *([f"train.init_from={init_from}"] if init_from else []),
     ]
-    settings = resolve(preset, recipe, given, toml=config, note=print_note)
+    resolved = resolve(preset, recipe, given, toml=as_path(config), note=print_note)
     with Progress("timing steps", unit="seconds") as progress:
         found = run_plan(
-            settings,
+            resolved,
             probe_seconds,
             lambda seconds: progress.update(round(seconds), round(probe_seconds)),
         )
-    train, length = settings.train, settings.examples.sequence_length
+    train, length = resolved.train, resolved.examples.sequence_length
     rows = [
         ("parameters of the kept encoder", f"{found.kept_parameters:,}"),
         ("parameters in training", f"{found.parameters:,}"),
@@ -256,18 +288,20 @@ def plan(
         ("on", found.device),
     ]
     print_table(rows, ["what", "how much"])
-    _note_time(settings, seconds=found.seconds)
-    words = ("--preset", preset, "--out", "run", *repeat(given, config, recipe))
+    _note_time(resolved, seconds=found.seconds)
+    words = ("--preset", preset, "--out", "run", *repeat(given, as_path(config), recipe))
     print_done("planned", command("pretrain", "SHARDS", *words))
+    return found
 
 
+@verb
 def flops(
     *,
     preset: Annotated[str, PRESET, Parameter(help=f"One of {', '.join(PRESETS)}.")] = "small",
     recipe: Recipe = None,
-    set_: SetPretraining = (),
+    settings: SetPretraining = (),
     config: Toml = None,
-) -> None:
+) -> dict[str, float]:
     """Count the floating-point operations of a pre-training run, part by part.
 
     The true count is that of the matrix products of a step; the backward pass counts twice the
@@ -276,12 +310,16 @@ def flops(
     compute use the true count.
 
     Example: electra flops --preset base --set method.objective=mlm train.steps=1000000
+
+    Returns:
+        The operations of the whole run by both counts, "true" and "paper".
     """
     from electra.method.flops import count_parts, count_run, count_true
     from electra.pretraining.networks import sketch_objective
 
-    settings = resolve(preset, recipe, set_, toml=config, note=print_note)
-    objective, length = sketch_objective(settings), settings.examples.sequence_length
+    words = as_words(settings)
+    resolved = resolve(preset, recipe, words, toml=as_path(config), note=print_note)
+    objective, length = sketch_objective(resolved), resolved.examples.sequence_length
     total = count_true(objective, length)
     rows = [
         (
@@ -294,26 +332,28 @@ def flops(
     ]
     rows.append(("all", "", f"{total / 1e6:.3f}", "100.0%"))
     print_table(rows, ["part", "MFLOP a token, forward", "in training", "share"])
-    run = count_run(objective, *settings.amount)
-    train = settings.train
+    run = count_run(objective, *resolved.amount)
+    train = resolved.train
     tokens = train.steps * train.batch_size * length
     print_done(
         f"{train.steps:,} steps of {train.batch_size} x {length}, "
         f"{format_count(tokens)} tokens: true {run['true']:.3e}, paper {run['paper']:.3e}"
     )
+    return run
 
 
+@verb
 def import_(
-    source: Path,
+    source: Place,
     *,
-    out: Path,
-    tokenizer: Path | None = None,
-    generator: Path | None = None,
-    extend: Path | None = None,
+    out: Place,
+    tokenizer: Place | None = None,
+    generator: Place | None = None,
+    extend: Place | None = None,
     positions: int | None = None,
     position_rows: Literal["interpolate", "repeat"] | None = None,
     dry_run: DryRun = False,
-) -> None:
+) -> "Imported":
     """Turn other people's weights into a folder that the other verbs take.
 
     Reads Hugging Face folders of ELECTRA, BERT, ModernBERT and DeBERTaV3: safetensors or
@@ -334,16 +374,21 @@ def import_(
         positions: Longest row, tokens, if it is to be longer than the source's.
         position_rows: Their embeddings. interpolate (if not given): the old ones, drawn out to the
             new length. repeat: tile the old ones.
+
+    Returns:
+        The sizes of the networks, how many tensors were loaded, and the names of those left over.
     """
     from electra.interop.importing import import_model
     from electra.interop.weights import read_source
 
+    source, out = Path(source), Path(out)
+    others = as_path(tokenizer), as_path(generator), as_path(extend)
     refuse_existing(out)
     require(positions is None or positions >= 1, f"--positions must be >= 1, not {positions}")
     if dry_run:
         read_source(source)
-        return print_dry_run(None, f"read {source} and write {out}")
-    found = import_model(source, out, tokenizer, generator, extend, positions or 0, position_rows)
+        raise Planned(None, f"read {source} and write {out}")
+    found = import_model(source, out, *others, positions or 0, position_rows)
     rows = [
         (role, sizes.num_hidden_layers, sizes.hidden_size, sizes.embedding_size, sizes.vocab_size)
         for role, sizes in found.networks.items()
@@ -363,3 +408,4 @@ def import_(
     elif extend or positions:  # the new rows are to be trained first
         following = command("prepare", "TEXT", "--tokenizer", out, "--out", "shards")
     print_done(f"wrote {out}: loaded {found.num_loaded} of {found.num_tensors} tensors", following)
+    return found

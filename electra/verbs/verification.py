@@ -1,31 +1,30 @@
 """verify and show: what a stranger can check of any folder."""
 
 from collections.abc import Sequence
-from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from electra.cli.options import Words
 from electra.errors import count_of
-from electra.terminal.printing import print_claim, print_done, print_lines, print_row
+from electra.terminal.printing import print_claim, print_done, print_json, print_row
+from electra.verbs.arguments import as_list, as_path
+from electra.verbs.options import Place, Words, verb
 
 if TYPE_CHECKING:
+    from electra.pretraining.step_rows import StepRows
     from electra.verification.claims import Claim
 
-FAILED = 1
-"""Exit status if a claim does not hold."""
 
-
+@verb
 def verify(
-    folder: Path,
+    folder: Place,
     *,
-    shards: Path | None = None,
+    shards: Place | None = None,
     text: Words = (),
-    data: Path | None = None,
+    data: Place | None = None,
     steps: int = 100,
     verbose: bool = False,
     json: bool = False,
-) -> None:
+) -> "list[Claim]":
     """Check every claim of a folder: hashes, settings, origin; and compute some of it again.
 
     Of a run, steps are computed again, to the bits of the next checkpoint or to the measures of
@@ -47,30 +46,34 @@ def verify(
         steps: Of a run: most steps that are computed again.
         verbose: Also print the claims that hold or were not checked of each of several folders.
         json: Print a list of JSON objects with status, claim and told.
+
+    Returns:
+        The claims, with status, claim and told.
     """
-    from electra.verification.verify import find_kind, ignore
+    from electra.verification.verify import find_kind
     from electra.verification.verify import verify as run_verify
 
+    folder = Path(folder)
     is_listed = verbose or not folder.is_dir() or bool(find_kind(folder))
 
     def show_claim(claim: "Claim") -> None:
-        if is_listed or claim.status == "FAILED":
+        if not json and (is_listed or claim.status == "FAILED"):
             print_claim(claim)
 
     def show_folder(place: Path, claims: "Sequence[Claim]") -> None:
-        if not is_listed:
+        if not (json or is_listed):
             failed = any(claim.status == "FAILED" for claim in claims)
             print_claim(("FAILED" if failed else "ok", place.name, _count(claims)))
 
-    how: dict[str, Any] = {"shards": shards, "text": text, "data": data, "steps": steps}
-    how |= {"show": ignore, "end": ignore} if json else {"show": show_claim, "end": show_folder}
-    claims = run_verify(folder, **how)
+    places = {"shards": as_path(shards), "data": as_path(data)}
+    claims = run_verify(
+        folder, **places, text=as_list(text), steps=steps, show=show_claim, end=show_folder
+    )
     if json:
-        print_lines([dumps([claim._asdict() for claim in claims], ensure_ascii=False)])
+        print_json([claim._asdict() for claim in claims])
     else:
         print_done(_count(claims, f" of {folder}"))
-    if any(claim.status == "FAILED" for claim in claims):
-        raise SystemExit(FAILED)
+    return claims
 
 
 def _count(claims: "Sequence[Claim]", whose: str = "") -> str:
@@ -81,15 +84,16 @@ def _count(claims: "Sequence[Claim]", whose: str = "") -> str:
     return f"{hold}{whose} hold, {failed} failed, {unknown} not checked"
 
 
+@verb
 def show(
-    run: Path,
+    run: Place,
     *,
     step: int,
     rows: int = 4,
     part: Literal["train", "heldout"] = "train",
-    shards: Path | None = None,
+    shards: Place | None = None,
     json: bool = False,
-) -> None:
+) -> "StepRows":
     """Show the rows of a training step as text: what was masked, and what was put there.
 
     [chef→cook] was chef and became cook; [chef] was masked, and the generator put chef there again.
@@ -108,13 +112,18 @@ def show(
         shards: The run's shards, if they are no longer where its manifest says.
         json: Print one JSON object: rows, each a list of tokens with token, segment, masked, shown
             and replacement; and told.
+
+    Returns:
+        The rows, and what masks and replacements are.
     """
     from electra.pretraining.step_rows import show_step
 
-    found = show_step(run, step, rows=rows, part=part, shards=shards)
+    found = show_step(Path(run), step, rows=rows, part=part, shards=as_path(shards))
     if json:
         listed = [[token._asdict() for token in row] for row in found.rows]
-        return print_lines([dumps({"rows": listed, "told": found.told}, ensure_ascii=False)])
+        print_json({"rows": listed, "told": found.told})
+        return found
     for row in found.rows:
         print_row([(each.token, each.masked, each.replacement or each.shown) for each in row])
     print_done(found.told)
+    return found

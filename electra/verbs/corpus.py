@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,18 +10,6 @@ from cyclopts import Parameter
 
 from electra.assignments import override, override_from_toml
 from electra.checkpoints.bundled import find_model
-from electra.cli.options import (
-    DryRun,
-    Set,
-    Toml,
-    Words,
-    keeping,
-    parse_share,
-    print_dry_run,
-    refuse_existing,
-    repeat,
-    settings_of,
-)
 from electra.errors import command, count_of, require
 from electra.files import read_text
 from electra.reports.glossary import format_count
@@ -30,6 +17,7 @@ from electra.shards.config import PrepareConfig
 from electra.terminal.live import Progress
 from electra.terminal.printing import (
     print_done,
+    print_json,
     print_lines,
     print_note,
     print_sections,
@@ -40,12 +28,22 @@ from electra.terminal.printing import (
 from electra.text.config import TextConfig
 from electra.text.urls import is_url, locate
 from electra.tokenizing.config import TokenizerConfig
+from electra.verbs.arguments import (
+    as_list,
+    as_path,
+    as_words,
+    keeping,
+    parse_share,
+    refuse_existing,
+    repeat,
+)
+from electra.verbs.options import DryRun, Place, Planned, Set, Toml, Words, settings_of, verb
 
 if TYPE_CHECKING:
     from electra.tokenizing.tokenizer import Tokenizer
 
 Text = Annotated[
-    tuple[str, ...],
+    Sequence[str | Path],
     Parameter(
         help="Files, folders or globs of .txt, .jsonl, .parquet, .arrow, .csv or .tsv, which may "
         "be compressed (.bz2, .gz, .xz, .zst); URLs; datasets:NAME; - is standard input."
@@ -66,17 +64,18 @@ NEEDS_NO_MARKS = {"Latin", "Greek", "Cyrillic", "Hebrew", "Arabic", "digits", "s
 """Scripts in which a letter without its combining marks is still read as that letter."""
 
 
+@verb
 def tokenizer(
     text: Text = (),
     *,
-    out: Path,
+    out: Place,
     kind: Literal["wordpiece", "bpe", "unigram"] | None = None,
-    extend: Path | None = None,
+    extend: Place | None = None,
     ids: str | None = None,
-    set_: Annotated[Set, settings_of(TokenizerConfig())] = (),
+    settings: Annotated[Set, settings_of(TokenizerConfig())] = (),
     config: Toml = None,
     dry_run: DryRun = False,
-) -> None:
+) -> "Tokenizer":
     """Train a vocabulary from text: the same text always gives the same file.
 
     Example: electra tokenizer corpus/*.txt.xz --out vocabulary --set vocab_size=30522
@@ -89,31 +88,35 @@ def tokenizer(
             text most.
         ids: Of sequences that are no text: the number of ids, or a file with a name for each id a
             line. `electra prepare` then reads lists of these ids. Takes no text.
+
+    Returns:
+        The tokenizer.
     """
     from electra.text.documents import Reader
     from electra.tokenizing.extend import extend as extend_tokenizer
     from electra.tokenizing.tokenizer import Tokenizer
 
-    given = [f"kind={kind}", *set_] if kind else set_
-    old = Tokenizer.load(extend) if extend else None
+    out, names = Path(out), list(map(str, as_list(text)))
+    given = [*([f"kind={kind}"] if kind else []), *as_words(settings)]
+    old = Tokenizer.load(Path(extend)) if extend else None
     usual = TokenizerConfig()
     if old and old.kind != "WordLevel":  # which cannot be extended
         usual = override(usual, [f"kind={old.kind.lower()}"])
-    settings = override_from_toml(usual, config, given)
+    resolved = override_from_toml(usual, as_path(config), given)
     refuse_existing(out)
     if ids is not None:
         require(
-            not text and not extend and not given and config is None,
+            not names and not extend and not given and config is None,
             "--ids declares a vocabulary; it takes no text and no settings",
         )
         return _declare(ids, out, dry_run)
     for name in ("kind", "lowercase", "strip_accents", "split_ideographs") if old else ():
-        is_old = getattr(settings, name) == getattr(usual, name)
+        is_old = getattr(resolved, name) == getattr(usual, name)
         require(is_old, f"{name} is that of the old vocabulary, {extend}; leave it out")
-    files = find_text(text, settings)
+    files = find_text(names, resolved)
     if dry_run:
-        return print_dry_run(settings, f"read {_describe(files)} and write the tokenizer {out}")
-    reader = Reader(settings=settings)
+        raise Planned(resolved, f"read {_describe(files)} and write the tokenizer {out}")
+    reader = Reader(settings=resolved)
     counts = reader.counts
     sample: list[str] = []
     with Progress("vocabulary", unit="characters") as progress:
@@ -129,7 +132,7 @@ def tokenizer(
             progress.update(counts.characters, counts.characters, "read; finding the tokens")
 
         made = (
-            extend_tokenizer(old, lines(), settings) if old else Tokenizer.train(lines(), settings)
+            extend_tokenizer(old, lines(), resolved) if old else Tokenizer.train(lines(), resolved)
         )
     made.save(out)
     told = f"{made.vocab_size:,} tokens from {format_count(counts.characters)} characters"
@@ -138,17 +141,18 @@ def tokenizer(
     told = "; ".join([told, *_tell_reading(vars(counts))])
     _note_marks(made, sample)
     reading = [
-        f"{field.name}={getattr(settings, field.name)}"
+        f"{field.name}={getattr(resolved, field.name)}"
         for field in dataclasses.fields(TextConfig)
-        if getattr(settings, field.name) != field.default
+        if getattr(resolved, field.name) != field.default
     ]
-    prepare_it = command("prepare", *text, "--tokenizer", out, "--out", "shards", *repeat(reading))
-    model = extend if extend and (extend / "model.safetensors").exists() else "MODEL"
+    prepare_it = command("prepare", *names, "--tokenizer", out, "--out", "shards", *repeat(reading))
+    model = extend if extend and (Path(extend) / "model.safetensors").exists() else "MODEL"
     import_it = command("import", model, "--extend", out, "--out", "extended")
     print_done(f"wrote {out}: {told}", import_it if old else prepare_it)
+    return made
 
 
-def _declare(ids: str, out: Path, dry_run: bool) -> None:
+def _declare(ids: str, out: Path, dry_run: bool) -> "Tokenizer":
     """Write a vocabulary of ids that are no text: so many, or one for each line of a file."""
     from electra.tokenizing.tokenizer import Tokenizer
 
@@ -159,12 +163,13 @@ def _declare(ids: str, out: Path, dry_run: bool) -> None:
         names = read_text(Path(ids)).removeprefix("\ufeff").splitlines()
     made = Tokenizer.declare(names)
     if dry_run:
-        return print_dry_run(None, f"write {made.vocab_size:,} ids as the tokenizer {out}")
+        raise Planned(None, f"write {made.vocab_size:,} ids as the tokenizer {out}")
     made.save(out)
     print_done(
         f"wrote {out}: {made.vocab_size - 5:,} ids and 5 special tokens",
         command("prepare", "SEQUENCES.jsonl", "--tokenizer", out, "--out", "shards"),
     )
+    return made
 
 
 def _note_marks(made: "Tokenizer", sample: Sequence[str]) -> None:
@@ -188,18 +193,19 @@ def _note_marks(made: "Tokenizer", sample: Sequence[str]) -> None:
             )
 
 
+@verb
 def prepare(
     text: Text,
     *,
-    tokenizer: Path,
-    out: Path,
+    tokenizer: Place,
+    out: Place,
     engine: Literal["local", "ray"] = "local",
     task: str | None = None,
     finish: bool = False,
-    set_: Annotated[Set, settings_of(PrepareConfig())] = (),
+    settings: Annotated[Set, settings_of(PrepareConfig())] = (),
     config: Toml = None,
     dry_run: DryRun = False,
-) -> None:
+) -> dict[str, Any]:
     """Turn text into token shards with a held-out part, which serve every sequence length.
 
     A document ends at a blank line; in a long file with hardly any, at the end of each line.
@@ -219,24 +225,29 @@ def prepare(
         task: I/N: only the share I of N, from 0/N to (N-1)/N, as a job of a queue. --finish
             follows.
         finish: Only the last step, when all shares are done.
+
+    Returns:
+        The contents of manifest.json; of a share its number of "pieces".
     """
     from electra.shards import prepare as preparation
     from electra.tokenizing.tokenizer import Tokenizer
 
-    settings = override_from_toml(PrepareConfig(), config, set_)
+    names, place, words = list(map(str, as_list(text))), Path(tokenizer), as_words(settings)
+    resolved = override_from_toml(PrepareConfig(), as_path(config), words)
     share = None if task is None else parse_share(task)
     require(not (share and finish), "--task and --finish are two steps; name one of them")
     require(
         engine == "local" or not (share or finish),
         "--engine ray does the whole preparation; leave out --task and --finish",
     )
-    files = find_text(text, settings)
-    loaded = Tokenizer.load(tokenizer)
+    files = find_text(names, resolved)
+    loaded = Tokenizer.load(place)
     if not is_url(out):
-        refuse_existing(out)
+        refuse_existing(Path(out))
     out = locate(out)
     if dry_run:
-        return print_dry_run(settings, f"read {_describe(files)} and write the shards {out}")
+        raise Planned(resolved, f"read {_describe(files)} and write the shards {out}")
+    given = (names, loaded, out, resolved)
     incomplete = preparation.incomplete_folder(out)
     kept = keeping(incomplete, "finished piece", "tasks/*/task.json")
     with kept, Progress("preparing", unit="bytes") as progress:
@@ -245,26 +256,25 @@ def prepare(
             progress.update(done, total, f"{tokens:,} tokens")
 
         if share:
-            number = preparation.prepare_share(text, loaded, out, settings, share, tell)
+            manifest = {"pieces": preparation.prepare_share(*given, share, tell)}
         elif finish:
-            manifest = preparation.finish(text, loaded, out, settings)
+            manifest = preparation.finish(*given)
         else:
-            manifest = preparation.prepare(text, loaded, out, settings, tell, engine=engine)
+            manifest = preparation.prepare(*given, tell, engine=engine)
     if share:
+        following = ("prepare", *names, "--tokenizer", place, "--out", out)
         print_done(
-            f"pieces of share {task}: {number:,}",
-            command(
-                *("prepare", *text, "--tokenizer", tokenizer, "--out", out),
-                *(*repeat(set_, config), "--finish"),
-            ),
+            f"pieces of share {task}: {manifest['pieces']:,}",
+            command(*following, *repeat(words, as_path(config)), "--finish"),
         )
-        return
-    _note_unknown(manifest, tokenizer)
-    _note_heldout(manifest, settings.heldout_prob)
-    is_model = any((tokenizer / name).exists() for name in ("model.safetensors", "checkpoints"))
-    start = ("--init-from", tokenizer) if is_model else ()
+        return manifest
+    _note_unknown(manifest, place)
+    _note_heldout(manifest, resolved.heldout_prob)
+    is_model = any((place / name).exists() for name in ("model.safetensors", "checkpoints"))
+    start = ("--init-from", place) if is_model else ()
     counts = "; ".join(_tell_counts(manifest))
     print_done(f"wrote {out}: {counts}", command("pretrain", out, *start, "--out", "run"))
+    return manifest
 
 
 def _note_unknown(manifest: dict[str, Any], tokenizer: Path) -> None:
@@ -333,15 +343,16 @@ def _tell_reading(counts: Mapping[str, Any]) -> Iterator[str]:
         yield f"invalid bytes replaced {invalid:,} times (or --set encoding=detect)"
 
 
+@verb
 def inspect(
-    folder: Path,
+    folder: Place,
     *,
     text: Words = (),
     json: bool = False,
-    set_: Annotated[
+    settings: Annotated[
         Set, Parameter(help="How --text is read: text_field=NAME, encoding=NAME, form=text.")
     ] = (),
-) -> None:
+) -> dict[str, Any]:
     """Show what a tokenizer does with a text, or what lies in a shards folder or a run.
 
     Of shards every file is compared with its sha256. Of a run, a fine-tuning or an export the
@@ -354,12 +365,15 @@ def inspect(
             run, a fine-tuning or an export.
         text: The text for a tokenizer: files, folders or globs.
         json: Print one JSON object.
+
+    Returns:
+        What is in it, as with --json.
     """
     from electra.reports.inspection import describe_text, report_text
     from electra.text.documents import Reader
     from electra.tokenizing.tokenizer import Tokenizer
 
-    folder = find_model(locate(folder))
+    folder, words = find_model(locate(folder)), as_words(settings)
     require(
         folder.suffix != ".toml" or not folder.is_file(),
         f"{folder} is a mixture; inspect its shards folders one by one",
@@ -367,7 +381,7 @@ def inspect(
     is_shards = (folder / "manifest.json").is_file()
     if not text:
         require(is_url(folder) or folder.exists(), f"{folder} does not exist")
-        require(not set_, "--set is for reading a --text")
+        require(not words, "--set is for reading a --text")
         if not is_url(folder) and any((folder / name).is_file() for name in OF_TRAINING):
             return _inspect_training(folder, json=json)
         require(
@@ -376,16 +390,18 @@ def inspect(
         )
         return _inspect_shards(folder, json=json)
     loaded = Tokenizer.load(folder / "tokenizer" if is_shards else folder)
-    settings = override_from_toml(TokenizerConfig(), None, set_)
-    reader = Reader(settings=settings, names=loaded.names)
-    documents = reader.read(find_text(text, settings))
+    resolved = override_from_toml(TokenizerConfig(), None, words)
+    reader = Reader(settings=resolved, names=loaded.names)
+    documents = reader.read(find_text(list(map(str, as_list(text))), resolved))
     report = report_text(loaded, (line for document in documents for line in document))
     if json:
-        return print_lines([dumps(report.as_json(), ensure_ascii=False)])
-    print_sections(describe_text(loaded, report))
+        print_json(report.as_json())
+    else:
+        print_sections(describe_text(loaded, report))
+    return report.as_json()
 
 
-def _inspect_shards(folder: Path, *, json: bool) -> None:
+def _inspect_shards(folder: Path, *, json: bool) -> dict[str, Any]:
     from electra.reports.inspection import describe_shards, report_shards
     from electra.shards.store import open_shards
 
@@ -393,24 +409,27 @@ def _inspect_shards(folder: Path, *, json: bool) -> None:
         shards = open_shards(folder, verify="anew")
         found = report_shards(shards, progress.update)
     if json:
-        return print_lines([dumps(found, ensure_ascii=False)])
-    print_sections(describe_shards(shards, found))
+        print_json(found)
+    else:
+        print_sections(describe_shards(shards, found))
+    return found
 
 
 OF_TRAINING = ("config.json", "metrics.jsonl", "results.json")
 """One of them lies in every run, fine-tuning and export, and in no shards folder."""
 
 
-def _inspect_training(folder: Path, *, json: bool) -> None:
+def _inspect_training(folder: Path, *, json: bool) -> dict[str, Any]:
     """Print the tables of a report about a run, a fine-tuning or an export, and samples."""
     from electra.reports.runs import list_tables, read_folders, read_samples
 
     found = read_folders([folder])
     tables, samples = list_tables(found), read_samples(folder) if found.runs else []
+    rows = [[token._asdict() for token in row] for row in samples]
+    content = {"tables": [table._asdict() for table in tables], "samples": rows}
     if json:
-        rows = [[token._asdict() for token in row] for row in samples]
-        content = {"tables": [table._asdict() for table in tables], "samples": rows}
-        return print_lines([dumps(content, ensure_ascii=False)])
+        print_json(content)
+        return content
     for table in tables:
         print_table(table.rows, table.headers)
         print_lines([""])
@@ -420,6 +439,7 @@ def _inspect_training(folder: Path, *, json: bool) -> None:
     if samples:
         print_lines([f"{folder / 'samples.json'}: {count_of(len(samples), 'such row')}"])
     print_done(f"read {folder}", command("report", folder, "--out", "report.html"))
+    return content
 
 
 def find_text(text: Sequence[str], settings: TextConfig) -> Sequence[Path]:

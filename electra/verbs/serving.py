@@ -8,11 +8,12 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from electra.assignments import override_from_toml
-from electra.cli.options import DryRun, Set, Toml, print_dry_run, settings_of
 from electra.errors import import_extra, require
 from electra.files import read_text
 from electra.service.config import ServeConfig
 from electra.terminal.printing import print_done
+from electra.verbs.arguments import as_path, as_words
+from electra.verbs.options import DryRun, Planned, Set, Toml, settings_of
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 TOKEN = "ELECTRA_TOKEN"
@@ -46,7 +47,7 @@ def serve(
         port: Port to listen on; 0: a free one.
         token_file: File with the token, such as a secret of Docker or a credential of systemd.
     """
-    settings = override_from_toml(ServeConfig(), config, set_)
+    settings = override_from_toml(ServeConfig(), as_path(config), as_words(set_))
     _serve(folders, host, port, settings, dry_run, token_file=token_file)
 
 
@@ -71,7 +72,7 @@ def page(
         port: Port to listen on; 0: a free one.
         open_: Whether a browser is opened.
     """
-    settings = override_from_toml(ServeConfig(), config, set_)
+    settings = override_from_toml(ServeConfig(), as_path(config), as_words(set_))
     _serve(folders, LOOPBACK[0], port, settings, dry_run, is_page=True, open_=open_)
 
 
@@ -98,7 +99,7 @@ def _serve(
         from electra.inference.models import name_folders
 
         name_folders(folders)
-        return print_dry_run(settings, f"serve {', '.join(map(str, folders))} on {host}:{port}")
+        raise Planned(settings, f"serve {', '.join(map(str, folders))} on {host}:{port}")
     for module in ("fastapi", "fastapi_offline", "uvicorn", "prometheus_client"):
         import_extra(module, "serve", "serving")
     from electra.service.server import Server

@@ -2,23 +2,29 @@
 
 import json
 import shlex
-from contextlib import nullcontext
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_args
 
 from cyclopts import Parameter
 
-from electra.cli.options import DryRun, Paths, Words, print_dry_run, refuse_existing, refuse_file
-from electra.errors import require
+from electra.errors import UserError, require, require_choice
 from electra.files import make_folder
 from electra.terminal.live import Progress
 from electra.terminal.printing import print_done
+from electra.verbs.arguments import as_paths, refuse_existing, refuse_file
+from electra.verbs.options import DryRun, Place, Places, Planned, Words, verb
 
 if TYPE_CHECKING:
     from electra.interop.sentence_transformers import Similarity
+    from electra.reports.runs import Finetuning
+
+Form = Literal["huggingface", "bert", "sentence-transformers", "gguf"]
+Dtype = Literal["float32", "bfloat16", "float16"]
 
 
-def report(folders: tuple[Path, ...], *, out: Path, dry_run: DryRun = False) -> None:
+@verb
+def report(folders: Sequence[Place], *, out: Place, dry_run: DryRun = False) -> None:
     """Write a self-contained HTML page about runs, fine-tunings and models, or Markdown tables.
 
     Example: electra report run cola --out report.html
@@ -32,12 +38,13 @@ def report(folders: tuple[Path, ...], *, out: Path, dry_run: DryRun = False) -> 
     from electra.reports.page import write_report
     from electra.reports.runs import read_folders
 
+    listed, out = as_paths(folders), Path(out)
     _refuse_others(out)
     if dry_run:
-        read_folders(folders)
-        return print_dry_run(None, f"read {', '.join(map(str, folders))} and write {out}")
+        read_folders(listed)
+        raise Planned(None, f"read {', '.join(map(str, listed))} and write {out}")
     make_folder(out.parent)
-    print_done(f"wrote {out}", write_report(folders, out))
+    print_done(f"wrote {out}", write_report(listed, out))
 
 
 def _refuse_others(out: Path) -> None:
@@ -53,22 +60,30 @@ def _refuse_others(out: Path) -> None:
     require(is_report, f"{out} is there and is no report; choose another --out")
 
 
+class Exported(NamedTuple):
+    """What `export` has written."""
+
+    architecture: str
+    """The class in transformers."""
+    similarity: "Similarity | None"
+    """Of a folder for sentence-transformers: the layer, the pooling and the scores of all."""
+
+
+@verb
 def export(
-    run: Path,
+    model: Place,
     *,
-    out: Path,
-    as_: Annotated[
-        Literal["huggingface", "bert", "sentence-transformers", "gguf"], Parameter(name="--as")
-    ] = "huggingface",
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    out: Place,
+    form: Annotated[Form, Parameter(name="--as")] = "huggingface",
+    dtype: Dtype = "float32",
     onnx: bool = False,
-    int8: Path | None = None,
-    dev: Path | None = None,
+    int8: Place | None = None,
+    dev: Place | None = None,
     columns: Words = (),
-    scores: Paths = (),
+    scores: Places = (),
     seed: int | None = None,
     dry_run: DryRun = False,
-) -> None:
+) -> Exported:
     """Write a pre-trained or fine-tuned model for other programs, with a model card.
 
     For a pre-training run, transformers loads OUT as AutoModelForPreTraining, AutoModel and
@@ -89,14 +104,14 @@ def export(
     Example: electra export run --onnx --int8 texts.txt --out exported
 
     Args:
-        run: A run folder that `electra pretrain` wrote, one of its checkpoints, a folder of
+        model: A run folder that `electra pretrain` wrote, one of its checkpoints, a folder of
             `electra finetune`, a Hugging Face folder, such as `electra import` writes, or
             english-tiny.
         out: The folder to write.
-        as_: huggingface: the classes of the architecture. bert: those of BERT, of the same graph as
-            ELECTRA with embeddings as wide as hidden states. sentence-transformers: the layer and
-            the pooling whose cosines agree best with --dev. gguf: model.gguf for llama.cpp, which
-            gives the mean of the states.
+        form: huggingface: the classes of the architecture. bert: those of BERT, of the same graph
+            as ELECTRA with embeddings as wide as hidden states. sentence-transformers: the layer
+            and the pooling whose cosines agree best with --dev. gguf: model.gguf for llama.cpp,
+            which gives the mean of the states.
         dtype: What the weights are stored in. Half the size changes an answer by its rounding.
         onnx: Also write onnx/model.onnx, with dynamic batch size and length.
         int8: Also write onnx/model_int8.onnx; a file of real text, one per line, on which the
@@ -114,36 +129,96 @@ def export(
     from electra.checkpoints.finetuned import find_seed
     from electra.checkpoints.folder import read_run_config
     from electra.checkpoints.saved import is_finetuned, is_huggingface
-    from electra.library import check_export
-    from electra.library import export as run_export
+    from electra.inference.network import load_encoder
+    from electra.inference.similarity import choose_layer, read_pairs
+    from electra.interop.export import export as run_export
+    from electra.reports.rendering import to_markdown
+    from electra.reports.runs import finetuning_table
+    from electra.text.table_files import read_texts
 
-    run, is_onnx = find_model(run), onnx or int8 is not None
-    check_export(run, as_, dev, columns, scores, seed, dtype=dtype, is_onnx=is_onnx)
-    settings: object = None
+    run, folder, is_onnx = find_model(Path(model)), Path(out), onnx or int8 is not None
+    is_tuned = is_finetuned(run)
+    _check(run, form, dev, columns, scores, seed, dtype, is_tuned=is_tuned, is_onnx=is_onnx)
+    found: object = None
     source = str(run)
-    if is_finetuned(run):
-        found = find_seed(run, seed)
-        settings, source = found.config, f"seed {found.seed} of {found.run}"
+    if is_tuned:
+        tuned = find_seed(run, seed)
+        found, source = tuned.config, f"seed {tuned.seed} of {tuned.run}"
     elif not is_huggingface(run):
-        settings = read_run_config(run_of(run))
-    refuse_existing(out)
+        found = read_run_config(run_of(run))
+    refuse_existing(folder)
     if dry_run:
-        return print_dry_run(settings, f"read {source} and write {out}")
-    progress = Progress("choosing the layer", unit="sentences")
-    with progress if dev is not None else nullcontext():
-        architecture, similarity = run_export(
-            *(run, out),
-            form=as_,
-            dtype=dtype,
-            onnx=onnx,
-            int8=int8,
-            dev=dev,
-            columns=columns,
-            scores=scores,
-            seed=seed,
-            progress=progress.update,
-        )
-    _print_export(out, source, architecture, similarity)
+        raise Planned(found, f"read {source} and write {folder}")
+    similarity = None
+    if dev is not None:
+        with Progress("choosing the layer", unit="sentences") as progress:
+            pairs = read_pairs(Path(dev), columns)
+            similarity = choose_layer(load_encoder(run), pairs, progress.update)
+    rows = [] if is_tuned else _find_scores(run, scores)
+    written = run_export(
+        *(run, folder),
+        seed=seed,
+        form="huggingface" if form == "sentence-transformers" else form,
+        dtype=dtype,
+        similarity=similarity,
+        onnx=onnx,
+        int8_text=[text for text in read_texts(Path(int8)) if text.strip()] if int8 else [],
+        scores=to_markdown(finetuning_table(rows)) if rows else "",
+    )
+    _print_export(folder, source, written, similarity)
+    return Exported(written, similarity)
+
+
+def _find_scores(run: Path, scores: Sequence[Place]) -> "list[Finetuning]":
+    """Return the fine-tunings for a card: those named, and of those beside a run the others."""
+    from electra.checkpoints.checkpoint import find_checkpoint, run_of
+    from electra.checkpoints.saved import is_huggingface
+    from electra.reports.runs import find_finetunings, read_finetuning
+
+    rows = [read_finetuning(Path(path) / "results.json") for path in scores]
+    if not is_huggingface(run):
+        for path in find_finetunings(run_of(run), find_checkpoint(run)[0]):
+            row = read_finetuning(path / "results.json")
+            if not any((row.label, row.from_scratch) == (r.label, r.from_scratch) for r in rows):
+                rows.append(row)
+    return rows
+
+
+def _check(
+    run: Path,
+    form: str,
+    dev: Place | None,
+    columns: Sequence[str],
+    scores: Sequence[Place],
+    seed: int | None,
+    dtype: str,
+    *,
+    is_tuned: bool,
+    is_onnx: bool,
+) -> None:
+    """Refuse arguments of `export` that do not fit together, or not to the model."""
+    require_choice("form", form, get_args(Form))
+    is_similarity = form == "sentence-transformers"
+    require(
+        is_similarity == (dev is not None),
+        "sentence-transformers and a dev set go together: the dev set chooses the layer",
+    )
+    require(dev is not None or not columns, "the columns are those of a dev set; name it")
+    require(
+        not (is_tuned and (is_similarity or scores)),
+        f"sentence-transformers and scores are for a run, and {run} is a fine-tuning",
+    )
+    require_choice("dtype", dtype, get_args(Dtype))
+    require(
+        dtype == "float32" or not (form == "gguf" or is_onnx),
+        f"gguf and ONNX are written in float32, and not in {dtype}",
+    )
+    require(
+        form != "gguf" or not (is_tuned or is_onnx),
+        "gguf is one file with an encoder: of a run, without the head of a fine-tuning or ONNX",
+    )
+    if seed is not None and not is_tuned:
+        raise UserError(f"a seed is for a folder of `electra finetune`, which {run} is not")
 
 
 def _print_export(

@@ -9,21 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from electra.assignments import differences, flatten, override_from_toml, to_dict
-from electra.cli.options import (
-    PRESET,
-    DryRun,
-    Paths,
-    Set,
-    SetPretraining,
-    Toml,
-    Words,
-    completed,
-    keeping,
-    parse_share,
-    print_dry_run,
-    refuse_url,
-    settings_of,
-)
 from electra.errors import UserError, command, require
 from electra.presets import PRESETS
 from electra.processes import Interrupted
@@ -38,6 +23,19 @@ from electra.terminal.printing import (
     print_note,
     print_step,
     print_table,
+)
+from electra.verbs.arguments import as_path, as_paths, as_words, keeping, parse_share, refuse_url
+from electra.verbs.options import (
+    PRESET,
+    DryRun,
+    Places,
+    Planned,
+    Set,
+    SetPretraining,
+    Toml,
+    Words,
+    completed,
+    settings_of,
 )
 
 if TYPE_CHECKING:
@@ -65,12 +63,12 @@ def quickstart(
         out: The folder to write. An interrupted quickstart goes on in its folder; to the name of
             anything else that is there a number is added.
     """
-    settings = override_from_toml(QUICKSTART, config, set_)
+    settings = override_from_toml(QUICKSTART, as_path(config), as_words(set_))
     refuse_url(out)
     out = _next_free(out)
     if dry_run:
         source = ", ".join(text) or "the documentation of Python and its packages"
-        return print_dry_run(settings, f"read {source} and write {out}")
+        raise Planned(settings, f"read {source} and write {out}")
     from electra.quickstart.run import quickstart as run_quickstart
 
     try:
@@ -99,7 +97,7 @@ def reproduce(
     data: Words = (),
     runs: Path | None = None,
     out: Path | None = None,
-    earlier: Paths = (),
+    earlier: Places = (),
     preset: Annotated[
         str | None,
         PRESET,
@@ -166,7 +164,7 @@ def reproduce(
 
     path = find_suite(name)
     changes = {"preset": preset, "recipe": recipe, "budget": budget, "seeds": seeds}
-    suite = change_suite(read_suite(path), set_, tasks=tasks, **changes)
+    suite = change_suite(read_suite(path), as_words(set_), tasks=tasks, **changes)
     if shards is None or runs is None or out is None:
         needed = {"--shards DIR": shards, "--runs DIR": runs, "--out DIR": out}
         raise UserError(
@@ -176,7 +174,7 @@ def reproduce(
     require(jobs != 0 or task is None, "--jobs 0 computes nothing: leave it or --task out")
     share = None if task is None else parse_share(task)
     setup = Setup(suite, shards, find_tasks(suite.tasks, glue, data), runs)
-    session = Session(setup, out, earlier, jobs, engine, share)
+    session = Session(setup, out, as_paths(earlier), jobs, engine, share)
     if dry_run:
         return _print_session(session)
     # --jobs 0 computes nothing of what the command of the results repeats.

@@ -1,37 +1,64 @@
-"""A model asked: predict, detect, fill, score, embed."""
+"""A model asked: detect and fill; predict, score and embed, of texts in memory or of a file."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from json import dumps
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from cyclopts import Parameter
-
-from electra.cli.options import DryRun, Precision, Words, print_dry_run, refuse_file
-from electra.errors import UserError, count_of, import_extra, require
+from electra.errors import UserError, count_of, import_extra, require, require_choice
 from electra.files import make_folder, write_json
 from electra.terminal.live import Progress
-from electra.terminal.printing import print_done, print_lines, print_note, print_table, print_words
-from electra.text.characters import replace_surrogates
+from electra.terminal.printing import (
+    print_done,
+    print_json,
+    print_lines,
+    print_note,
+    print_table,
+    print_words,
+)
+from electra.verbs.arguments import as_list, as_path, refuse_file
+from electra.verbs.models import Asked, open_model
+from electra.verbs.options import DryRun, Place, Planned, Precision, Words, verb
 
-Input = Annotated[Path, Parameter(name="--input")]
-InputOrText = Annotated[Path | None, Parameter(name="--input")]
+if TYPE_CHECKING:
+    import numpy as np
+
+    from electra.inference.ask import Candidate
+    from electra.inference.embed import Units
+    from electra.inference.score import Score
+    from electra.reports.tokens import Word
+
+Pooling = Literal["mean", "cls"]
+Network = Literal["kept", "generator", "corrector"]
 STDIN = "./-"
 """A lone -, as the entry of the command line hands it on."""
 
 
-def predict(
-    run: Path,
+def predict(model: Asked, records: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the answer to each record, as `predict_file` writes it; long texts are cut.
+
+    The values of an answer to a record without any text are None.
+
+    Args:
+        model: A fine-tuned model, or its folder.
+        records: Dictionaries with the fields of the task, as `{"text": "..."}`; see
+            `FinetunedModel.answer`.
+    """
+    return open_model(model).finetuned.answer(as_list(records)).records
+
+
+@verb
+def predict_file(
+    run: Place,
     *,
-    input_: Input,
-    out: Path | None = None,
+    input: Place,
+    out: Place | None = None,
     seed: int | None = None,
     columns: Words = (),
     keep: bool = False,
-    precision: Precision = "float32",
+    precision: Precision = None,
     dry_run: DryRun = False,
-) -> None:
+) -> list[dict[str, Any]]:
     """Answer the inputs of a file with a fine-tuned model: one line per input, in their order.
 
     An input without any text, such as a blank line, has a line with empty fields, and a note counts
@@ -47,28 +74,31 @@ def predict(
 
     Args:
         run: A folder that `electra finetune` wrote.
-        input_: The file of inputs; - is standard input, one text per line.
+        input: The file of inputs; - is standard input, one text per line.
         out: The .jsonl or .tsv file to write. Without it, JSON lines go to standard output.
         seed: The seed whose model answers; if not given, the one with the best score on dev.
         columns: The columns to read, if they are not named as in training: that of the text, of
             both texts, or of question and context. Of CoNLL's columns, the number of the word's,
             from 1.
         keep: Whether each answer comes with all columns of its input, which are first.
+
+    Returns:
+        The answers, as records.
     """
     from electra.checkpoints.finetuned import read_finetuned
     from electra.inference import predict as predicting
     from electra.tasks.registry import read_inputs
 
-    finetuned = read_finetuned(run, seed)
+    finetuned, out = read_finetuned(Path(run), seed), as_path(out)
     if out is not None:
         refuse_file(out, predicting.ANSWER_FORMATS)
-    inputs = read_inputs(finetuned.facts, input_, columns)
+    inputs = read_inputs(finetuned.facts, Path(input), as_list(columns))
     count = len(inputs.records)
     who = f"seed {finetuned.seed} of {finetuned.folder}"
     if dry_run:
-        what = f"{count_of(count, 'input')} of {input_}"
-        return print_dry_run(None, f"answer {what} with {who} to {out or 'standard output'}")
-    model = predicting.load_model(finetuned, precision=precision)
+        what = f"{count_of(count, 'input')} of {input}"
+        raise Planned(None, f"answer {what} with {who} to {out or 'standard output'}")
+    model = predicting.load_model(finetuned, precision=precision or "float32")
     with Progress("predicting", unit="rows") as progress:
         answers = model.answer(inputs.records, progress.update)
     _note_blank(answers.blank, "has no answer: its fields are empty")
@@ -76,9 +106,11 @@ def predict(
         answers = predicting.keep_columns(inputs.rows, answers)
     _note_cut(answers.num_cut, count, model.sequence_length)
     if out is None:
-        return print_lines(predicting.list_json(answers))
-    predicting.write_answers(out, answers)
-    print_done(f"wrote {out}: {count_of(count, 'answer')} of {who}")
+        print_lines(predicting.list_json(answers))
+    else:
+        predicting.write_answers(out, answers)
+        print_done(f"wrote {out}: {count_of(count, 'answer')} of {who}")
+    return answers.records
 
 
 def _note_cut(num_cut: int, count: int, length: int) -> None:
@@ -97,15 +129,16 @@ def _note_blank(numbers: Iterable[int], what: str) -> None:
         print_note(f"{count_of(len(listed), 'input')} without text ({first}): each {what}")
 
 
+@verb
 def detect(
-    model: Path,
-    text: str | None = None,
+    model: Asked,
+    text: str | Sequence[str] | None = None,
     *,
-    input_: InputOrText = None,
+    input: Place | None = None,
     threshold: float | None = None,
     json: bool = False,
-    precision: Precision = "float32",
-) -> None:
+    precision: Precision = None,
+) -> "list[list[Word]]":
     """Show which words of a text look replaced to a discriminator, with their probabilities.
 
     A word is as suspicious as the most suspicious of its pieces. Of ordinary text a discriminator
@@ -118,41 +151,45 @@ def detect(
     Args:
         model: A run folder that `electra pretrain` wrote, a Hugging Face folder, or english-tiny,
             which comes with the package.
-        text: The text; - is standard input. Without it, --input.
-        input_: A file with one text per line, or a table with the column text; - is standard input.
+        text: The text, in a script a list of texts; - is standard input. Without it, --input.
+        input: A file with one text per line, or a table with the column text; - is standard input.
         threshold: Probability from which a word is marked; 0.5 if not given.
         json: Whether to print one JSON object per text, with the place and probability of each
             word; a blank line has none.
+
+    Returns:
+        The words of each text, with their places and probabilities.
     """
     from electra.inference.ask import detect as run_detect
-    from electra.inference.ask import load_asked
 
     require(threshold is None or not json, "--json marks no words; leave --threshold out")
     threshold = 0.5 if threshold is None else threshold
     require(0 <= threshold <= 1, f"threshold must lie in 0 to 1, not {threshold}")
-    texts = _read_texts(text, input_)
-    network = load_asked(model, "replaced", precision)
-    if input_ is None:
+    texts = _read_texts(text, input)
+    network = open_model(model, precision).discriminator
+    if input is None:
         found = run_detect(network, texts)
     else:
         with Progress("judging", unit="rows") as progress:
             found = run_detect(network, texts, progress.update)
     for each, words in zip(texts, found, strict=True):
         if json:
-            _print_json(text=each, words=list(map(asdict, words)))
+            print_json({"text": each, "words": list(map(asdict, words))})
         else:
             print_words(each, words, threshold)
+    return found
 
 
+@verb
 def fill(
-    model: Path,
-    text: str | None = None,
+    model: Asked,
+    text: str | Sequence[str] | None = None,
     *,
-    input_: InputOrText = None,
+    input: Place | None = None,
     top: int = 5,
     json: bool = False,
-    precision: Precision = "float32",
-) -> None:
+    precision: Precision = None,
+) -> "list[list[list[Candidate]]]":
     """Show the most probable tokens for each [MASK] of a text, by the generator.
 
     Example: electra fill english-tiny "the chef [MASK] the meal"
@@ -160,20 +197,23 @@ def fill(
     Args:
         model: A run folder that `electra pretrain` wrote, a Hugging Face folder of a generator or
             of an export, which has it inside, or english-tiny.
-        text: The text, with at least one [MASK]; - is standard input. Without it, --input.
-        input_: A file with one text per line, or a table with the column text; - is standard input.
+        text: The text, with at least one [MASK], in a script a list of texts; - is standard input.
+            Without it, --input.
+        input: A file with one text per line, or a table with the column text; - is standard input.
         top: Number of tokens for each [MASK].
         json: Whether to print one JSON object per text, with the tokens and probabilities of each
             gap; a blank line has none.
+
+    Returns:
+        The tokens for each [MASK] of each text, the most probable first.
     """
     from electra.inference.ask import fill as run_fill
-    from electra.inference.ask import load_asked
 
-    texts = _read_texts(text, input_)
-    answers = run_fill(load_asked(model, "tokens", precision), texts, top)
+    texts = _read_texts(text, input)
+    answers = run_fill(open_model(model, precision).generator, texts, top)
     for each, gaps in zip(texts, answers, strict=True):
         if json:
-            _print_json(text=each, gaps=[list(map(asdict, gap)) for gap in gaps])
+            print_json({"text": each, "gaps": [list(map(asdict, gap)) for gap in gaps]})
             continue
         rows = [
             (number, candidate.token, f"{candidate.prob:.1%}")
@@ -181,15 +221,25 @@ def fill(
             for candidate in gap
         ]
         print_table(rows, ("gap", "token", "probability"))
+    return answers
 
 
-def _read_texts(text: str | None, path: Path | None) -> Sequence[str]:
+def _read_texts(text: str | Sequence[str] | None, path: Place | None) -> Sequence[str]:
     from electra.text.table_files import read_texts
 
     if text == STDIN:
-        text, path = None, Path(STDIN)
+        text, path = None, STDIN
     require((text is None) != (path is None), "give either a text or --input FILE")
-    return read_texts(path) if path else [text or ""]
+    if path is not None:
+        return read_texts(Path(path))
+    return _list_texts([text] if isinstance(text, str) else text or ())
+
+
+def _list_texts(texts: Sequence[str]) -> list[str]:
+    listed = as_list(texts)
+    wrong = [each for each in listed if not isinstance(each, str)]
+    require(not wrong, f"a text is a str, not {wrong[:1]}")
+    return listed
 
 
 def _find_blank(texts: Sequence[str]) -> list[int]:
@@ -197,20 +247,34 @@ def _find_blank(texts: Sequence[str]) -> list[int]:
     return [number for number, text in enumerate(texts, 1) if not text.strip()]
 
 
-def _print_json(**values: Any) -> None:
-    print_lines([replace_surrogates(dumps(values, ensure_ascii=False, allow_nan=False))])
+def score(model: Asked, sentences: Sequence[str], *, network: Network = "kept") -> "list[Score]":
+    """Return the pseudo-log-likelihood of each sentence, with its tokens; as `score_file`.
+
+    Args:
+        model: A run, an export or another Hugging Face folder.
+        sentences: The sentences; a blank one has a sum of NaN.
+        network: kept: the network that pre-training returns; or another one of a run.
+    """
+    from electra.inference.score import load_scorer
+
+    require_choice("network", network, get_args(Network))
+    opened = open_model(model)
+    is_kept = network == "kept"
+    scorer = opened.scorer if is_kept else load_scorer(opened.folder, network, opened.precision)
+    return scorer.score(_list_texts(sentences))
 
 
-def score(
-    run: Path,
+@verb
+def score_file(
+    run: Place,
     *,
-    text: Path | None = None,
-    pairs: Path | None = None,
-    network: Literal["kept", "generator", "corrector"] = "kept",
-    out: Path,
-    precision: Precision = "float32",
+    text: Place | None = None,
+    pairs: Place | None = None,
+    network: Network = "kept",
+    out: Place,
+    precision: Precision = None,
     dry_run: DryRun = False,
-) -> None:
+) -> "list[Score]":
     """Write the pseudo-log-likelihoods of sentences, or how often the better of two is preferred.
 
     A pseudo-log-likelihood is the sum of log p(token | the other tokens) over the tokens of a
@@ -234,32 +298,38 @@ def score(
         network: kept: the network that pre-training returns. generator: the generator beside it.
             corrector: the softmax that cocolm trains beside its discriminator, in one pass.
         out: The file to write: .tsv for --text, .json for --pairs.
+
+    Returns:
+        The score of each sentence; of pairs those of the good ones, then those of the bad ones.
     """
     from electra.checkpoints.folder import read_sizes
     from electra.inference import score as scoring
     from electra.text.table_files import read_texts
 
     require((text is None) != (pairs is None), "score needs either --text FILE or --pairs FILE")
-    found = scoring.read_pairs(pairs) if pairs else None
-    sentences = [*found.good, *found.bad] if found else read_texts(text or Path())
+    run, out = Path(run), Path(out)
+    found = scoring.read_pairs(Path(pairs)) if pairs else None
+    sentences = [*found.good, *found.bad] if found else read_texts(Path(text or ""))
     refuse_file(out, (".json",) if pairs else (".tsv",))
     if dry_run:
         read_sizes(run)
         what = f"{count_of(len(sentences), 'line')} of {text or pairs}"
-        return print_dry_run(None, f"score {what} with {run} and write {out}")
-    scorer = scoring.load_scorer(run, network, precision)
+        raise Planned(None, f"score {what} with {run} and write {out}")
+    scorer = scoring.load_scorer(run, network, precision or "float32")
     make_folder(out.parent)
     with Progress("scoring", unit="rows") as progress:
         scores = scorer.score(sentences, progress.update)
     if found:
         result = scoring.compare_pairs(found, scores)
         write_json(out, {**scorer.origin, **result})
-        return _print_preferred(out, result)
+        _print_preferred(out, result)
+        return scores
     scoring.write_scores(out, scores)
     _note_blank(_find_blank(sentences), "has no sum")
     scored = [each for each in scores if each.num_tokens]
     mean = sum(each.pll for each in scored) / sum(each.num_tokens for each in scored)
     print_done(f"wrote {out}: {count_of(len(scores), 'line')}, {mean:.3f} a token on average")
+    return scores
 
 
 def _print_preferred(out: Path, result: dict[str, Any]) -> None:
@@ -274,17 +344,56 @@ def _print_preferred(out: Path, result: dict[str, Any]) -> None:
 
 
 def embed(
-    model: Path,
+    model: Asked, texts: Sequence[str], *, layer: int | None = None, pooling: Pooling = "mean"
+) -> "np.ndarray":
+    """Return an embedding of each text (texts, H), float32; as `embed_file`.
+
+    Args:
+        model: Any model, or its folder.
+        texts: The texts; a blank one has an embedding of NaN.
+        layer: Layer whose states are pooled; 0: the embeddings of tokens; None: the last layer.
+        pooling: mean: over all positions. cls: the state of [CLS].
+    """
+    from electra.inference.embed import embed as run_embed
+
+    require_choice("pooling", pooling, get_args(Pooling))
+    return run_embed(open_model(model).encoder, _list_texts(texts), layer=layer, pooling=pooling)
+
+
+def encode(
+    model: Asked,
+    texts: Sequence[str],
     *,
-    input_: Input,
-    out: Path,
+    unit: Literal["word", "token"] = "token",
+    layer: int | None = None,
+) -> "list[Units]":
+    """Return the hidden states of each text's tokens or words, with their places in the text.
+
+    Args:
+        model: Any model, or its folder.
+        texts: The texts.
+        unit: token: the state of each token. word: the mean over the tokens of each word.
+        layer: Layer whose states are taken; 0: the embeddings of tokens; None: the last layer.
+    """
+    from electra.inference.embed import embed_units
+
+    require_choice("unit", unit, ("word", "token"))
+    return embed_units(open_model(model).encoder, _list_texts(texts), unit=unit, layer=layer)
+
+
+@verb
+def embed_file(
+    model: Place,
+    *,
+    input: Place,
+    out: Place,
     unit: Literal["text", "word", "token"] = "text",
     layer: int | None = None,
-    pooling: Literal["mean", "cls"] = "mean",
+    pooling: Pooling = "mean",
     column: str | None = None,
-    precision: Precision = "float32",
+    precision: Precision = None,
     dry_run: DryRun = False,
-) -> None:
+) -> int:
     """Write an embedding of each text of a file, or of its words or tokens.
 
     The last layer of a discriminator is the worst for similarity; `electra export --as
@@ -298,7 +407,7 @@ def embed(
     Args:
         model: A run folder or one of its checkpoints, a Hugging Face folder, a folder of `electra
             finetune`, or english-tiny.
-        input_: A text file with one text per line, or a .tsv, .csv, .jsonl or .parquet table; - is
+        input: A text file with one text per line, or a .tsv, .csv, .jsonl or .parquet table; - is
             standard input.
         out: The file to write. A .npy file of texts has a row for each; of words and tokens, an
             element with row, start, end and embedding. A .parquet file has these as columns, and
@@ -307,6 +416,9 @@ def embed(
         layer: Layer whose states are taken; 0: the embeddings; if not given, the last layer.
         pooling: mean: a text is the mean over its positions. cls: the state of [CLS].
         column: The column of a table that holds the texts; if not given, text.
+
+    Returns:
+        The number of embeddings.
     """
     from electra.checkpoints.folder import read_sizes
     from electra.inference.embed import FORMATS, write_embeddings
@@ -315,16 +427,15 @@ def embed(
 
     if unit != "text" and pooling != "mean":
         raise UserError(f"--pooling {pooling} is for --unit text: a {unit} has no [CLS]")
+    model, out = Path(model), Path(out)
     refuse_file(out, FORMATS)
     if out.suffix.lower() == ".parquet":
         import_extra("pyarrow", "parquet", f"writing {out}")
-    texts = read_texts(input_, column)
+    texts = read_texts(Path(input), column)
     if dry_run:
         read_sizes(model)
-        return print_dry_run(
-            None, f"embed {count_of(len(texts), 'text')} of {input_} and write {out}"
-        )
-    network = load_encoder(model, precision=precision)
+        raise Planned(None, f"embed {count_of(len(texts), 'text')} of {input} and write {out}")
+    network = load_encoder(model, precision=precision or "float32")
     how: Any = {"unit": unit, "layer": layer, "pooling": pooling}
     with Progress("embedding", unit="texts") as progress:
         count = write_embeddings(out, network, texts, **how, progress=progress.update)
@@ -332,3 +443,4 @@ def embed(
     size = network.encoder.config.hidden_size
     told = f"{count_of(count, 'embedding')} of {count_of(size, 'number')}"
     print_done(f"wrote {out}: {told}, one for each {unit}")
+    return count
