@@ -1,6 +1,6 @@
 PYTHON ?= python3
 
-.PHONY: quickstart test test-slow check docs clean
+.PHONY: quickstart test test-slow check docs verify-reference fuzz constraints clean
 
 quickstart: .venv/ready
 	.venv/bin/electra quickstart
@@ -19,6 +19,19 @@ check: .venv/ready-dev
 
 docs: .venv/ready-dev
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict
+
+# The shortest reference run, and one of fine-tuning; without rows all of them.
+verify-reference: .venv/ready-dev
+	.venv/bin/python -m tools.reference verify rtd finetuned
+
+# Damaged input for each reader, a minute each.
+fuzz: .venv/ready-dev
+	.venv/bin/python -m tools.fuzz --seconds 60
+
+# What a release is tested with, for each system: needs uv.
+constraints:
+	echo torch==2.13.0 | uv pip compile pyproject.toml - --universal --python-version 3.11 --quiet \
+		--generate-hashes --no-header --no-annotate --no-emit-index-url --output-file constraints.txt
 
 clean:
 	rm -rf .venv

@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import socket
@@ -15,8 +16,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 import electra
+from bootstrap import DEFAULT_TORCH
 from electra.cli import app
 from electra.verbs.serving import serve
 
@@ -135,12 +139,62 @@ def test_systemd_takes_the_sample(tmp_path):
     assert (checked.returncode, own) == (0, []), checked.stderr
 
 
+def test_constraints_have_every_dependency_with_hashes_and_no_host():
+    text = (ROOT / "constraints.txt").read_text()
+    entries = re.split(r"\n(?=\S)", text.strip())
+    versions = {}
+    for entry in entries:
+        name, version = re.match(r"([\w-]+)==([\w.]+)", entry).groups()
+        versions.setdefault(name, []).append(Version(version))
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}", entry), name
+    for each in map(Requirement, PROJECT["dependencies"]):
+        assert all(version in each.specifier for version in versions[each.name]), each
+    assert [str(each) for each in versions["torch"]] == [DEFAULT_TORCH]
+    assert "://" not in text
+
+
+def test_workflows_are_valid(tmp_path):
+    """By the schema that check-jsonschema brings; actionlint has no wheel, and loads its binary."""
+    pytest.importorskip("check_jsonschema")
+    files = sorted((ROOT / ".github" / "workflows").iterdir())
+    words = [
+        sys.executable,
+        "-m",
+        "check_jsonschema",
+        "--builtin-schema",
+        "vendor.github-workflows",
+    ]
+    assert not subprocess.run([*words, *files], check=False).returncode
+    wrong = tmp_path / "wrong.yml"
+    wrong.write_text(files[0].read_text().replace("runs-on:", "runs-in:"))
+    assert subprocess.run([*words, wrong], capture_output=True, check=False).returncode
+
+
 def build(source, out):
     words = ["wheel", str(source), "--no-deps", "--no-build-isolation", "--wheel-dir", str(out)]
     subprocess.run([sys.executable, "-m", "pip", "-q", *words], check=True)
     (wheel,) = out.glob("*.whl")
     with zipfile.ZipFile(wheel) as packed:
         return packed.read("electra/commit.txt").decode()
+
+
+def read_materials(wheel):
+    (path,) = [name for name in zipfile.ZipFile(wheel).namelist() if "/sboms/" in name]
+    assert path.endswith(".dist-info/sboms/electra.cdx.json")
+    return json.loads(zipfile.ZipFile(wheel).read(path))
+
+
+def test_the_bill_of_materials_is_cyclonedx_and_names_all_that_is_required():
+    materials = runpy.run_path(str(ROOT / "setup.py"))["describe"]()
+    required = {re.match(r"[\w-]+", each)[0] for each in PROJECT["dependencies"]}
+    encoders = {path.name for path in (ROOT / "electra" / "encoders").iterdir()}
+    assert {each["name"] for each in materials["components"]} == required | encoders
+    validation = pytest.importorskip("cyclonedx.validation.json")
+    version = importlib.import_module("cyclonedx.schema").SchemaVersion.V1_6
+    validator = validation.JsonStrictValidator(version)
+    assert validator.validate_str(json.dumps(materials)) is None
+    materials["components"][0]["type"] = "a thing"
+    assert validator.validate_str(json.dumps(materials)) is not None
 
 
 @pytest.mark.slow
@@ -166,6 +220,7 @@ def test_a_wheel_knows_its_commit(tmp_path):
     assert build(unpacked, tmp_path / "second") == commit
     first, second = (next((tmp_path / name).glob("*.whl")) for name in ("first", "second"))
     assert first.read_bytes() == second.read_bytes()
+    assert read_materials(first)["metadata"]["component"]["name"] == PROJECT["name"]
     with (source / "electra" / "version.py").open("a") as file:
         file.write("# changed\n")
     assert build(source, tmp_path / "third").startswith(f"{commit}+changes-")

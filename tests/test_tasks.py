@@ -4,6 +4,8 @@ from collections import Counter
 
 import pytest
 import torch
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from electra.tasks import rows
 from electra.tasks.choice import ChoiceQuestion, MultipleChoice
@@ -108,6 +110,24 @@ def test_scores_by_hand():
     assert score(["f1"], [0, 1, 1, 0], [0, 1, 2, 0], 3) == pytest.approx({"f1": (1 + 2 / 3) / 3})
     metrics = {"pearson": 0.9, "spearman": 0.9**0.5}  # equal values have the mean of their ranks
     assert score(metrics, [0, 1, 1, 2], [0, 1, 2, 9]) == pytest.approx(metrics)
+
+
+def test_scores_are_those_that_glue_names():
+    """GLUE's own program takes accuracy, F1 and MCC from scikit-learn, correlations from scipy."""
+    draw = random.Random(0)
+    for labels in (2, 3):
+        for size in (1, 2, 7, 200):
+            gold, said = ([draw.randrange(labels) for _ in range(size)] for _ in range(2))
+            theirs = {"accuracy": accuracy_score(gold, said)}
+            if len({*gold}) == len({*said}) == labels:
+                theirs["mcc"] = matthews_corrcoef(gold, said)
+            if labels == 2:
+                theirs["f1"] = f1_score(gold, said, zero_division=0)
+            assert score(theirs, gold, said, labels) == pytest.approx(theirs)
+    gold = [draw.choice((0.0, 1.5, 2.0, 5.0)) for _ in range(50)]  # with ties
+    said = [each + draw.random() for each in gold]
+    theirs = {"pearson": pearsonr(gold, said)[0], "spearman": spearmanr(gold, said)[0]}
+    assert score(theirs, gold, said) == pytest.approx(theirs)
 
 
 def test_constant_predictions_score_without_warnings():

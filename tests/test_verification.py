@@ -28,6 +28,8 @@ from electra.presets import PRESETS
 from electra.pretraining.loop import pretrain, resume
 from electra.pretraining.replay import find_shards, reopen
 from electra.pretraining.step_rows import show_step
+from electra.verification.answers import ANSWER_TOLERANCE, _is_like
+from electra.verification.claims import Claims
 from electra.verification.verify import find_kind, verify
 
 ROOT = Path(__file__).parent.parent
@@ -301,6 +303,37 @@ DAMAGE = {
         *("README.md: tables and numbers", "has the line"),
     ),
 }  # fmt: skip
+
+
+def test_of_several_folders_a_line_each_and_failures(made, tmp_path, capsys):
+    for name in ("one", "other"):
+        shutil.copytree(made / "vocabulary", tmp_path / name)
+    flip_bit(tmp_path / "other" / "vocab.txt")
+    status, out, _ = run_command(capsys, "verify", tmp_path)
+    lines = out.splitlines()
+    assert status == 1
+    assert lines[0] == "ok           one (3 claims hold, 0 failed, 0 not checked)"
+    assert lines[1].startswith("FAILED       other/electra.json: each file matches its sha256: ")
+    assert lines[-2].startswith("FAILED       other: ")
+    assert lines[-1].startswith("4 claims of ")
+    _, listed, _ = run_command(capsys, "verify", tmp_path, "--verbose")
+    assert len(listed.splitlines()) == 7
+
+
+def test_a_fault_of_this_program_is_no_failed_claim():
+    claims = Claims(ignore)
+    with pytest.raises(TypeError), claims.prove("a claim"):
+        len(3)
+    assert not claims.found
+
+
+def test_a_tag_in_twenty_may_differ_in_bfloat16_alone():
+    tags = ["O"] * 40
+    few, many = (["B-PER"] * count + tags[count:] for count in (3, 4))
+    for computed_in, tolerated in (("float32", [tags]), ("bfloat16", [tags, few])):
+        tolerance = ANSWER_TOLERANCE[computed_in]
+        like = [_is_like({"tags": tags}, tolerance, {"tags": each}) for each in (tags, few, many)]
+        assert like == [each in tolerated for each in (tags, few, many)]
 
 
 @pytest.mark.parametrize("case", DAMAGE)

@@ -31,7 +31,7 @@ from electra.checkpoints.names import (
 from electra.checkpoints.saved import SavedModel, SavedNetwork, is_finetuned
 from electra.errors import UserError, require, tell_place
 from electra.files import new_folder, read_object, write_hashes, write_json, write_text
-from electra.interop.card import Facts, describe_finetuning, describe_run, write_card
+from electra.interop.card import describe_finetuning, describe_run, write_card
 from electra.interop.gguf import GGUF_FILE, write_gguf
 from electra.interop.onnx import Agreements, Graph, list_inputs, write_onnx
 from electra.interop.sentence_transformers import Similarity, cut_layers, write_pooling
@@ -122,7 +122,13 @@ def export(
         finetuned = read_finetuned(source, seed)
         outgoing, (facts, scores) = describe_finetuned(finetuned), describe_finetuning(finetuned)
     else:
-        outgoing, generator, facts = _describe_pretrained(read_pretrained(source))
+        model = read_pretrained(source)
+        outgoing, generator = describe_pretrained(model)
+        facts = (
+            [("source", f"`{model.folder.name}`")]
+            if model.step is None
+            else describe_run(model.folder, model.step)
+        )
     outgoing = replace(outgoing, dtype=dtype)
     if similarity or form == "gguf":
         whole = outgoing.network.sizes.num_hidden_layers
@@ -162,15 +168,12 @@ def _add_onnx(folder: Path, parts: Mapping[str, Outgoing], text: Sequence[str]) 
     return agreements
 
 
-def _describe_pretrained(model: SavedModel) -> tuple[Outgoing, Outgoing | None, Facts]:
-    """Return a model's network, its generator if one is written, and the facts of the card."""
-    kept, about = model.kept, (model.tokenizer, model.sequence_length, model.source)
-    if model.step is None:
-        kept, facts = _choose_network(model), [("source", f"`{model.folder.name}`")]
-    else:
-        facts = describe_run(model.folder, model.step)
+def describe_pretrained(model: SavedModel) -> tuple[Outgoing, Outgoing | None]:
+    """Return what is written of a pre-trained model, and of its generator if it has one."""
+    kept = _choose_network(model) if model.step is None else model.kept
+    about = model.tokenizer, model.sequence_length, model.source
     beside = model.masked_lm if model.generator and kept.predicts else None
-    return describe(kept, *about), describe(beside, *about) if beside else None, facts
+    return describe(kept, *about), describe(beside, *about) if beside else None
 
 
 def describe(network: SavedNetwork, tokenizer: Tokenizer, length: int, source: str) -> Outgoing:

@@ -1,11 +1,12 @@
 """verify and show: what a stranger can check of any folder."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from electra.errors import count_of
 from electra.terminal.printing import print_claim, print_done, print_json, print_row
-from electra.verbs.arguments import as_list, as_path, ignore
+from electra.verbs.arguments import as_list, as_path
 from electra.verbs.options import Place, Words, verb
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ def verify(
     text: Words = (),
     data: Place | None = None,
     steps: int = 100,
+    verbose: bool = False,
     json: bool = False,
 ) -> "list[Claim]":
     """Check every claim of a folder: hashes, settings, origin; and compute some of it again.
@@ -29,8 +31,9 @@ def verify(
     metrics.jsonl, and the last evaluation. Of shards everything is counted, and some documents are
     tokenized again. Of a fine-tuning the scores are computed from its answers, and some answers
     from its model. Of an export weights and answers are compared with those of its source. Of a
-    suite the tables are made from its records. A line for each claim: ok, FAILED or not checked.
-    The exit status is 1 if a claim failed. Nothing is written into the folder.
+    suite the tables are made from its records. A line for each claim: ok, FAILED or not checked;
+    of a folder of folders a line for each of them, and for each claim that failed. The exit status
+    is 1 if a claim failed. Nothing is written into the folder.
 
     Example: electra verify run
 
@@ -41,24 +44,44 @@ def verify(
         text: Of shards: the text, as it was given to `electra prepare`.
         data: Of a fine-tuning: the folder of the task's files, if they have moved.
         steps: Of a run: most steps that are computed again.
+        verbose: Also print the claims that hold or were not checked of each of several folders.
         json: Print a list of JSON objects with status, claim and told.
 
     Returns:
         The claims, with status, claim and told.
     """
+    from electra.verification.verify import find_kind
     from electra.verification.verify import verify as run_verify
 
+    folder = Path(folder)
+    is_listed = verbose or not folder.is_dir() or bool(find_kind(folder))
+
+    def show_claim(claim: "Claim") -> None:
+        if not json and (is_listed or claim.status == "FAILED"):
+            print_claim(claim)
+
+    def show_folder(place: Path, claims: "Sequence[Claim]") -> None:
+        if not (json or is_listed):
+            failed = any(claim.status == "FAILED" for claim in claims)
+            print_claim(("FAILED" if failed else "ok", place.name, _count(claims)))
+
     places = {"shards": as_path(shards), "data": as_path(data)}
-    show = ignore if json else print_claim
-    claims = run_verify(Path(folder), **places, text=as_list(text), steps=steps, show=show)
-    statuses = [claim.status for claim in claims]
-    failed, unknown = statuses.count("FAILED"), statuses.count("not checked")
+    claims = run_verify(
+        folder, **places, text=as_list(text), steps=steps, show=show_claim, end=show_folder
+    )
     if json:
         print_json([claim._asdict() for claim in claims])
     else:
-        told = f"{count_of(statuses.count('ok'), 'claim')} of {folder} hold, {failed} failed"
-        print_done(f"{told}, {unknown} not checked")
+        print_done(_count(claims, f" of {folder}"))
     return claims
+
+
+def _count(claims: "Sequence[Claim]", whose: str = "") -> str:
+    """Return how many claims hold, failed and were not checked."""
+    statuses = [claim.status for claim in claims]
+    failed, unknown = statuses.count("FAILED"), statuses.count("not checked")
+    hold = count_of(statuses.count("ok"), "claim")
+    return f"{hold}{whose} hold, {failed} failed, {unknown} not checked"
 
 
 @verb

@@ -14,7 +14,7 @@ from electra.checkpoints.saved import WEIGHTS_FILE, SavedModel, SavedNetwork, re
 from electra.errors import count_of, require
 from electra.files import HASHES, read_object
 from electra.inference.network import load_kept, load_network
-from electra.interop.export import Form, Outgoing, convert, describe, describe_finetuned
+from electra.interop.export import Form, Outgoing, convert, describe_finetuned, describe_pretrained
 from electra.pretraining.replay import Absent, find_beside
 from electra.training.machine import Machine
 from electra.verification.claims import Claims
@@ -76,10 +76,8 @@ def _outgoing(source: SavedModel) -> dict[str, Outgoing]:
     """Return what is written of a model, by folder."""
     if isinstance(source, Finetuned):
         return {"": describe_finetuned(source)}
-    about = source.tokenizer, source.sequence_length, source.source
-    beside = source.masked_lm if source.generator and source.kept.predicts else None
-    found = {"": describe(source.kept, *about)}
-    return found | ({"generator": describe(beside, *about)} if beside else {})
+    kept, generator = describe_pretrained(source)
+    return {"": kept} | ({"generator": generator} if generator else {})
 
 
 def _compare_weights(folder: Path, source: SavedModel) -> str:

@@ -127,7 +127,7 @@ def _read_records(run: Path) -> list[dict[str, Any]]:
         try:
             return read_curves(run)
         except UserWarning as warning:
-            raise ValueError(str(warning)) from None
+            raise UserError(str(warning)) from None
 
 
 def _check_results(run: Path, config: PretrainConfig, intact: list[Path]) -> None:

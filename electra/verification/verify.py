@@ -14,8 +14,8 @@ from electra.verification.exported import verify_export
 from electra.verification.steps import verify_run
 
 
-def ignore(claim: Claim) -> None:
-    """Show nothing of a claim."""
+def ignore(*proved: object) -> None:
+    """Show nothing of what was proved."""
 
 
 STEPS = 100
@@ -49,6 +49,7 @@ def verify(
     data: Path | None = None,
     steps: int = STEPS,
     show: Callable[[Claim], None] = ignore,
+    end: Callable[[Path, Sequence[Claim]], None] = ignore,
 ) -> list[Claim]:
     """Return every claim of a folder, or of the folders in it, with its proof: `electra.verify`."""
     require(steps >= 1, f"steps must be >= 1, not {steps}")
@@ -66,21 +67,37 @@ def verify(
             f"{folder} is no tokenizer, shards, run, fine-tuning, export or results of a suite"
         )
     for place in places:
-        inner = claims if place == folder else claims.inside(place.name)
-        match find_kind(place):
-            case "run":
-                verify_run(inner, place, shards, steps)
-            case "shards":
-                verify_shards(inner, place, text)
-            case "suite":
-                # With scipy and matplotlib, which nothing else here needs.
-                from electra.verification.suites import verify_suite
-
-                verify_suite(inner, place)
-            case "finetuning":
-                verify_finetuning(inner, place, data)
-            case "export":
-                verify_export(inner, place)
-            case "tokenizer":
-                verify_tokenizer(inner, place)
+        inner, before = claims, len(claims.found)
+        if place != folder:
+            inner = claims.inside(place.name)
+        _verify_one(inner, place, shards, text, data, steps)
+        if place != folder:
+            end(place, claims.found[before:])
     return claims.found
+
+
+def _verify_one(
+    claims: Claims,
+    place: Path,
+    shards: Path | None,
+    text: Sequence[str],
+    data: Path | None,
+    steps: int,
+) -> None:
+    """Prove the claims of a folder of one of KINDS."""
+    match find_kind(place):
+        case "run":
+            verify_run(claims, place, shards, steps)
+        case "shards":
+            verify_shards(claims, place, text)
+        case "suite":
+            # With scipy and matplotlib, which nothing else here needs.
+            from electra.verification.suites import verify_suite
+
+            verify_suite(claims, place)
+        case "finetuning":
+            verify_finetuning(claims, place, data)
+        case "export":
+            verify_export(claims, place)
+        case "tokenizer":
+            verify_tokenizer(claims, place)
