@@ -50,9 +50,9 @@ from electra.interop.weights import read_source
 from electra.presets import PRESETS
 from electra.reproduce.suite import SUITES, read_suite
 from electra.shards.store import open_shards
+from electra.tasks.conll import read_sentences
 from electra.tasks.registry import restore_family
-from electra.tasks.squad import read_questions
-from electra.tasks.tagging import read_sentences
+from electra.tasks.squad_files import read_questions
 from electra.text.config import TextConfig
 from electra.text.documents import Reader
 from electra.text.sources import find_sources
@@ -171,7 +171,7 @@ def find_targets(work: Path) -> dict[str, Target]:
         "lines": Target(read_texts, {"a.txt": text, **tables}),
         "parquet": Target(_read_all(read_table, _read_documents), {"a.parquet": _write_parquet()}),
         "questions": Target(
-            lambda path: read_questions([path], is_labelled=True), {"a.json": _write_squad()}
+            lambda path: read_questions(path, is_labelled=True), {"a.json": _write_squad()}
         ),
         "tags": Target(tags, words),
         "settings": Target(_read_settings, {"a.toml": b"[train]\nsteps = 3\nseed = 1\n"}),
