@@ -106,7 +106,7 @@ def test_sizes_are_those_of_the_start(folders):
         ("train.initial_weights=neighbours", "is for a run from scratch"),
         ("generator.start=layers generator.hidden_fraction=0.5", "takes the lower of 2"),
         ("generator.hidden_fraction=0.5", "not those of the settings"),
-        ("generator.start=folder generator.start_folder=none", "neither a run"),
+        ("generator.start=folder generator.start_folder=nowhere", "neither a run"),
     ],
 )
 def test_contradictions_are_refused(folders, toy_config, settings, says):
