@@ -94,10 +94,14 @@ def write_start(folder, body, tokenizer, embedding_size=32):
 def folders(toy_text, toy_question, toy_tokenizer, tmp_path_factory):
     """Of each body a start, tuned, and what was exported of both."""
     top = tmp_path_factory.mktemp("folders")
-    for name in ("pairs", "numbers"):
+    for name in ("pairs", "numbers", "vectors"):
         (top / name).mkdir()
         for split in ("train", "dev"):
             rows = (toy_question / f"{split}.tsv").read_text().splitlines()[1:]
+            if name == "vectors":
+                lines = ["positive\tquery", *(f"{row} {n}" for n, row in enumerate(rows))]
+                (top / name / f"{split}.tsv").write_text("\n".join(lines))
+                continue
             if name == "numbers":  # a range of 0 to 5
                 rows = [row.replace("woman", "5").replace("other", "0") for row in rows]
             lines = ["text_a\ttext_b\tlabel", *(f"a boat .\t{row}" for row in rows)]
@@ -107,7 +111,8 @@ def folders(toy_text, toy_question, toy_tokenizer, tmp_path_factory):
         write_start(start, body, toy_tokenizer)
         settings = ["epochs=1", "reseeds=0", "threads=1", "precision=float32", "learning_rate=1e-3"]
         settings += [f"pooling={'mean' if body == 'modernbert' else 'cls'}", "sequence_length=24"]
-        words = ["finetune", start, "--task", "own", "--seeds", "1", "--set", *settings, "--data"]
+        train = ["finetune", start, "--seeds", "1", "--set", *settings, "--task"]
+        words = [*train, "own", "--data"]
         commands = [["export", start, "--onnx", "--int8", toy_text, "--out", encoder]]
         tables = {"classifier": toy_question, "pairs": top / "pairs", "numbers": top / "numbers"}
         for name, data in tables.items():
@@ -115,6 +120,10 @@ def folders(toy_text, toy_question, toy_tokenizer, tmp_path_factory):
             kind = ["--set", "own.kind=regression"] if name == "numbers" else []
             commands.append([*words, data, *kind, "--out", tuned])
             commands.append(["export", tuned, "--onnx", "--out", tuned.with_name("exported")])
+        tuned = top / body / "vectors" / "tuned"
+        commands.append([*train, "retrieval", "--data", top / "vectors", "--out", tuned])
+        form = ["--as", "sentence-transformers", "--out", tuned.with_name("exported")]
+        commands.append(["export", tuned, *form])
         for command in commands:
             main([*map(str, command)])
         if body != "deberta-v2":
@@ -199,6 +208,10 @@ def test_clients_answer_as_we_do(environment, folders, tmp_path):
             ours = electra.embed(model, TEXTS)
             assert np.abs(ours).mean() > 0.1
             assert np.array(means) == pytest.approx(ours, **exact), where
+        elif client.folder == "vectors":
+            tuned = electra.load(folders / body / client.folder / "tuned")
+            ours, _ = tuned.searcher.encode(TEXTS)
+            assert np.array(found) == pytest.approx(ours, **exact), where
         elif client.folder == "numbers":
             records = [{"text_a": one, "text_b": other} for one, other in PAIRS]
             tuned = electra.load(folders / body / client.folder / "tuned")

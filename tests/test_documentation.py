@@ -32,7 +32,7 @@ from tools.tensorflow import convert
 ROOT = Path(electra.__file__).parent.parent
 DOCS = """OBJECTIVES ARTEFACTS DEVIATIONS PERFORMANCE ARCHITECTURE RELIABILITY DOMAIN LIBRARY
 REPRODUCE CORPUS TOKENIZERS CONCEPTS SERVING TROUBLE KOREAN ARCHITECTURES TASK GPUS MIGRATING
-EXTENDING CLIENTS DEBERTA BABYLM SPEEDRUN CLAIMS"""
+EXTENDING CLIENTS DEBERTA BABYLM SPEEDRUN CLAIMS RETRIEVAL"""
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "results/README.md")]
 PAGES += [ROOT / "docs" / f"{name}.md" for name in DOCS.split()]
 """In the order in which their commands are run."""
@@ -136,8 +136,13 @@ def place(toy_text, toy_shards, tmp_path):
         for name, rows in (("topics", topics), ("essays", numbers)):
             (folder / name).mkdir(exist_ok=True)
             (folder / name / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        searched = [{"query": text[:20], "positive": text} for text in lines[:20]]
+        (folder / "pairs").mkdir(exist_ok=True)
+        (folder / "pairs" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, searched)))
         tagged = [row for each in words for row in (*each, "")]
         write_table(folder / "names" / f"{split}.txt", tagged)
+    abstracts = (json.dumps({"id": n, "text": text}) for n, text in enumerate(lines[:9]))
+    (folder / "abstracts.jsonl").write_text("\n".join(abstracts))
     convert(ROOT / "tests" / "tf_checkpoint", folder / "electra_small")
     (folder / "electra_small" / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     config = override(PRESETS["deberta-v3-small"], [*TOY["pretrain"], "optimizer.warmup_steps=0"])

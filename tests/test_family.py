@@ -25,6 +25,7 @@ from electra.tasks.predictions import read_predictions
 from electra.tasks.record import Columns, number_records
 from electra.tasks.registry import FAMILIES, restore_family
 from electra.tasks.regression import Regression
+from electra.tasks.retrieval import Pair, Retrieval
 from electra.tasks.rows import make_batch
 from electra.tasks.squad import SpanExtraction, SpanQuestion
 from electra.tasks.tagging import ENTITY_METRICS, TaggedSentence, Tagging
@@ -92,6 +93,14 @@ def draw_question(rng) -> SpanQuestion:
     span = (start, start + len(parts[asked])) if is_answered else None
     text = {0: "the old", 2: "engine", 3: "yesterday"}[asked]
     return SpanQuestion(f"q{rng.random()}", text, " ".join(parts), answers, span)
+
+
+def draw_pair(rng) -> Pair:
+    """Who did what when? The query has a letter for each, so that no word of it is in a passage."""
+    places = [rng.randrange(4) for _ in range(3)]
+    who, what, when = (each[n] for each, n in zip((WHO, WHAT, WHEN), places, strict=True))
+    query = " ".join(each[n] for each, n in zip(("pqrs", "tuvw", "xyzf"), places, strict=True))
+    return Pair(query, f"{who} painted {what} {when}", ("the queen",))
 
 
 class Case(NamedTuple):
@@ -189,6 +198,17 @@ CASES = {
         {"id", "answer", "span", "start", "prob_none"},
         *({"epochs": 12, "layer_lr_decay": 1.0, "dropout_prob": 0.0}, 96, 0.9),
         SpanQuestion("q", GIANT, "the queen painted a boat", ("a boat",), (18, 24)),
+    ),
+    "retrieval": Case(
+        *(Retrieval(), draw_pair, ("query", "positive")),
+        {"query": "x", "passage": "y"},
+        [
+            ({"query": "x"}, "no 'passage', which must be text; it has 'query'"),
+            ({"query": 5, "passage": "y"}, "'query' is 5; it must be text"),
+        ],
+        {"prediction"},
+        *({"epochs": 12, "pooling": "mean"}, 300, 0.9),
+        Pair(GIANT, GIANT, ("a boat",)),
     ),
 }
 CASES["plain spans"] = CASES["squad"]._replace(family=SpanExtraction("plain", may_be_none=True))
@@ -349,6 +369,9 @@ def test_one_prediction_for_all_is_told(name, pretrained):
     if isinstance(family, SpanExtraction):
         assert note is not None
         return
+    if isinstance(family, Retrieval):  # equal queries; test_retrieval.py has others
+        assert note is None
+        return
     labels = rows.targets["labels"]
     if not isinstance(family, Tagging):
         assert note is None  # the right answers are all the same
@@ -366,6 +389,8 @@ def check_constant(name, rows, dev, constant):
     labels = rows.targets.get("labels")
     if name == "choice":
         expected = math.log(3), 1 / 3
+    elif name == "retrieval":  # BM25 finds no word
+        expected = 0.0, 0.0
     elif name.endswith(("regression", "numbers")):
         expected = labels.numpy().var(axis=0).mean(), 0.0
     elif name == "several labels":
@@ -411,7 +436,7 @@ def test_it_learns_what_can_be_learnt(name, pretrained, tmp_path):
     assert run.record["scores"][headline] > max(case.least, constant.scores[headline])
     assert not run.record["degenerate"]
     losses = [epoch["train_loss"] for epoch in run.record["epochs"]]
-    assert losses[-1] < constant.loss / 2
+    assert losses[-1] < (constant.loss or losses[0]) / 2
     assert losses[-1] < losses[0]
     case.family.write_predictions(tmp_path, "dev", rows.splits["dev"], run.outputs["dev"])
     if isinstance(case.family, SpanExtraction):

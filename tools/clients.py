@@ -22,6 +22,7 @@ HEADS = {
     "numbers": "number for a pair of texts (regression)",
     "generator": "masked tokens (generator)",
     "gguf": "embedding (of `--as gguf`)",
+    "vectors": "vector (of `--task retrieval`, `--as sentence-transformers`)",
 }
 """Folder, and what is asked of it."""
 EXACT, ROUNDED, TANH, INT8 = 1e-5, 1e-4, 1e-3, 0.05
@@ -71,7 +72,7 @@ class Client(NamedTuple):
     """As pinned; of the project's own environment, the major version."""
     environment: Environment
     folder: str
-    """encoder, classifier, pairs, numbers, generator or gguf."""
+    """encoder, classifier, pairs, numbers, generator, gguf or vectors."""
     code: str
     """Lines that load the folder `exported` and answer `texts`, of pairs a list of them."""
     bodies: tuple[str, ...] = tuple(BODIES)
@@ -172,6 +173,8 @@ CLIENTS = (
     Client("transformers", "4.57.6", OLDER, "classifier", CLASSIFY),
     Client("transformers", "4.57.6", OLDER, "numbers", REGRESS, tolerance=ROUNDED),
     Client("sentence-transformers", "6", OWN, "encoder", SENTENCES),
+    Client("sentence-transformers", "6", OWN, "vectors", SENTENCES),
+    Client("sentence-transformers", "5.6.1", OLDER, "vectors", SENTENCES),
     Client("sentence-transformers, CrossEncoder", "6", OWN, "pairs", CROSS),
     Client(
         *("sentence-transformers, CrossEncoder", "6", OWN, "numbers", CROSS_REGRESS),
@@ -303,7 +306,8 @@ def write_page() -> str:
         "",
         "Programs that load an export. The slow tests run each client on folders that the commands",
         "wrote, and compare every number of an embedding or a regression, and every probability,",
-        "with the answers of `electra embed`, `electra predict` and `electra fill`.",
+        "with the answers of `electra embed`, `electra predict` and `electra fill`, and with the",
+        "vectors that `electra search` compares.",
         "",
         "```sh",
         "electra export run --onnx --int8 texts.txt --out exported",

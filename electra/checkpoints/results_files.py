@@ -56,6 +56,7 @@ class Results(TypedDict, total=False):
     from_scratch: bool
     columns: list[str]
     label_columns: list[str]
+    guess: str
     majority: dict[str, float | None]
     num_examples: dict[str, Count]
     num_items: dict[str, Count]

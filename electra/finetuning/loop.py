@@ -21,6 +21,7 @@ from electra.checkpoints.checkpoint import load_parameters
 from electra.checkpoints.folder import read_model
 from electra.errors import require
 from electra.files import refuse_existing, write_json
+from electra.finetuning.cached_gradients import backward_by_parts
 from electra.finetuning.network import build_network, keep_tokens, restore_tokens, run_network
 from electra.finetuning.results import (
     SeedRun,
@@ -258,18 +259,15 @@ class Training:
         model.train()
         began, loss_sum = time.perf_counter(), torch.zeros((), device=self.machine.device)
         for items in choose_batches(lengths, config.batch_size, seed=self.seed, epoch=epoch):
-            self.machine.seed_dropout(step_seed(self.seed, "dropout", self.step))
             rate = learning_rate_at(self.step, self.steps, self.optimizer_config, config.mode)
             set_learning_rate(optimizer, rate)
-            batch = make_batch(self.train, items, self.machine.device)
-            loss = self.loss(model(batch), batch)
-            (loss * len(items) if config.mode == "reference" else loss).backward()
+            loss = self.backward(items)
             nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm, foreach=True)
             optimizer.step()
             optimizer.zero_grad()
 
-            loss_sum += loss.detach() * len(items)
-            self.last_losses.append(loss.detach())
+            loss_sum += loss * len(items)
+            self.last_losses.append(loss)
             self.step += 1
             if self.step % PROGRESS_STEPS == 0:
                 spent = self.seconds + time.perf_counter() - began
@@ -282,6 +280,21 @@ class Training:
         train_loss = loss_sum.item() / len(self.train)
         self.seconds += time.perf_counter() - began
         return train_loss
+
+    def backward(self, items: Tensor) -> Tensor:
+        """Add the gradient of some items' loss to that of the weights, and return the loss."""
+        config, family, device = self.job.config, self.job.task.family, self.machine.device
+        factor = len(items) if config.mode == "reference" else 1
+        seed = step_seed(self.seed, "dropout", self.step)
+        if family.has_separate_rows:
+            cached = config.retrieval.cached_rows
+            taken = self.train.take(items)
+            return backward_by_parts(self.model, taken, self.machine, seed, factor, cached)
+        self.machine.seed_dropout(seed)
+        batch = make_batch(self.train, items, device)
+        loss = self.loss(self.model(batch), batch)
+        (loss * factor).backward()
+        return loss.detach()
 
 
 def describe_seed(

@@ -31,6 +31,8 @@ TRY = {
     "tokens": ["the", "chef", "cooked", "the", "meal"],
     "question": "who cooked the meal?",
     "context": "the chef cooked the meal for the guests",
+    "query": "who cooked the meal?",
+    "passage": "the chef cooked the meal for the guests",
     "choices": ["the guests ate the meal", "the meal ate the guests"],
 }
 """Values to try a fine-tuned model with, by field: nobody's data."""

@@ -65,6 +65,8 @@ class Outgoing:
     """The fields of config.json of a class with this head."""
     dtype: Dtype = "float32"
     """What the weights are stored in."""
+    is_of_task: bool = False
+    """Whether it is a fine-tuning, for which a "[SEP]" within a text is text."""
 
     @property
     def labels(self) -> list[str]:
@@ -75,11 +77,6 @@ class Outgoing:
     def thresholds(self) -> dict[str, float]:
         """Probability from which on each of several labels applies; else empty."""
         return dict(self.settings.get("thresholds", {}))
-
-    @property
-    def is_of_task(self) -> bool:
-        """Whether the head is that of a fine-tuning."""
-        return self.kind not in ("", "PreTraining", "MaskedLM", "CausalLM")
 
     @property
     def graph(self) -> Graph:
@@ -200,7 +197,7 @@ def describe_finetuned(model: Finetuned) -> Outgoing:
         f"{model.folder}: transformers has no class with an enhanced mask decoder; fine-tune the "
         "discriminator, or use electra predict",
     )
-    family = restore_family(model.facts)
+    family, source = restore_family(model.facts), f"{model.folder} at seed {model.seed}"
     with tell_place(model.folder):
         written = family.as_transformers(model.kept.head)
     if written is None:
@@ -209,6 +206,9 @@ def describe_finetuned(model: Finetuned) -> Outgoing:
             "or its as_transformers does not name one; use electra predict"
         )
     kind, parameters, settings = written
+    if not kind:
+        bare = describe(model.kept, model.tokenizer, config.sequence_length, source)
+        return replace(bare, is_of_task=True)
     module = family.build_head(sizes, config)
     load_parameters(module, parameters)
     return Outgoing(
@@ -217,9 +217,10 @@ def describe_finetuned(model: Finetuned) -> Outgoing:
         module,
         model.tokenizer,
         config.sequence_length,
-        f"{model.folder} at seed {model.seed}",
+        source,
         _has_class(kind, module, sizes),
         {**settings, **_describe_head(kind, module, sizes, config.dropout_prob)},
+        is_of_task=True,
     )
 
 

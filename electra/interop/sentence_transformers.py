@@ -29,19 +29,21 @@ class LayerScore(NamedTuple):
 
 
 class Similarity(NamedTuple):
-    """The layer and the pooling that a dev set chose."""
+    """The layer and the pooling that a dev set chose, or a model for retrieval was trained with."""
 
     layer: int
     pooling: Literal["mean", "cls"]
     scores: Sequence[LayerScore]
-    """Of all layers and poolings."""
+    """Of all layers and poolings; none: it was not chosen."""
     data: str
     """Name and sha256 of the dev set."""
     num_pairs: int
     sentences: Sequence[str]
-    """Some sentences of the dev set."""
+    """Some texts of the dev set."""
     embeddings: np.ndarray
     """Their embeddings by that layer and pooling, which sentence-transformers must also give."""
+    is_normalised: bool = False
+    """Whether an embedding has the length 1."""
 
     @property
     def best(self) -> LayerScore:
@@ -69,7 +71,8 @@ def cut_layers(network: SavedNetwork, num_layers: int) -> SavedNetwork:
 def write_pooling(folder: Path, size: int, length: int, similarity: Similarity) -> None:
     """Make a Hugging Face folder one of sentence-transformers, and compare the embeddings."""
     library = import_extra("sentence_transformers", "sentence-transformers", f"writing {folder}")
-    parts = (("Transformer", ""), ("Pooling", "1_Pooling"))
+    parts = [("Transformer", ""), ("Pooling", "1_Pooling")]
+    parts += [("Normalize", "2_Normalize")] if similarity.is_normalised else []
     modules: list[dict[str, Any]] = [
         {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{name}"}
         for n, (name, path) in enumerate(parts)

@@ -68,13 +68,21 @@ class ClassifierHead(nn.Module):
         """Return logits (B, C), or (B, L, C); the mask is False at padding, None without any."""
         if self.pooling == "none":
             state = hidden_BLH.float()
-        elif self.pooling == "cls":
-            state = hidden_BLH[:, 0].float()
-        elif attention_mask_BL is None:
-            state = hidden_BLH.float().mean(dim=1)
         else:
-            state = _mean(hidden_BLH, attention_mask_BL)
+            state = _pool(hidden_BLH, attention_mask_BL, self.pooling)
         return self.dense(self.dropout(self.inner(state)))
+
+
+class VectorHead(nn.Module):
+    """The state of [CLS], or the mean over the row's tokens, as a float32 vector of length 1."""
+
+    def __init__(self, pooling: Literal["cls", "mean"]):
+        super().__init__()
+        self.pooling = pooling
+
+    def forward(self, hidden_BLH: Tensor, attention_mask_BL: Tensor | None) -> Tensor:
+        """Return vectors (B, H); the mask is False at padding, None without any."""
+        return F.normalize(_pool(hidden_BLH, attention_mask_BL, self.pooling), dim=-1)
 
 
 class PairHead(nn.Module):
@@ -106,6 +114,17 @@ class PairHead(nn.Module):
         u_BS, v_BS = _mean(state_BLS, is_first_BL), _mean(state_BLS, is_second_BL)
         pair_BF = torch.cat([u_BS, v_BS, (u_BS - v_BS).abs(), u_BS * v_BS], dim=1)
         return self.dense(self.dropout(pair_BF))
+
+
+def _pool(
+    hidden_BLH: Tensor, attention_mask_BL: Tensor | None, pooling: Literal["cls", "mean"]
+) -> Tensor:
+    """Return the state of each row (B, H), float32."""
+    if pooling == "cls":
+        return hidden_BLH[:, 0].float()
+    if attention_mask_BL is None:
+        return hidden_BLH.float().mean(dim=1)
+    return _mean(hidden_BLH, attention_mask_BL)
 
 
 def _mean(hidden_BLH: Tensor, is_counted_BL: Tensor) -> Tensor:

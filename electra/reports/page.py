@@ -48,6 +48,10 @@ TERMS = {
     "exact": "Share of the questions whose answer is one of the given ones, word for word.",
     "from scratch": "The same encoder with random weights, fine-tuned alike: the gap is what "
     "pre-training gives.",
+    "ndcg@10": "Of a search: each right passage among the first ten counts, the more the higher it "
+    "is; 1: all are on top.",
+    "BM25": "A search by words: a passage scores by how often it has the query's words, and how "
+    "rare these are.",
     "constant answer": "The score of one answer to everything, which fits train best: the most "
     "frequent label, the mean of numbers, equal chances of choices.",
     "calibration": "Whether probabilities are what they say: of the answers with 80%, four in five "
@@ -177,7 +181,7 @@ def _list_terms(finetunings: Sequence[Finetuning], *, is_judged: bool) -> dict[s
     words |= {"calibration"} if is_judged else set()
     words |= {"from scratch"} if any(each.from_scratch for each in finetunings) else set()
     words |= {"collapsed"} if any(each.num_degenerate for each in finetunings) else set()
-    words |= {"constant answer"} if any(e.majority is not None for e in finetunings) else set()
+    words |= {each.guess for each in finetunings if each.majority is not None}
     return {word: meaning for word, meaning in TERMS.items() if word in words}
 
 
@@ -245,7 +249,7 @@ def _list_tasks(finetunings: Sequence[Finetuning], *, is_one: bool) -> list[dict
         ]
         majority = known[0].majority
         if majority is not None:
-            bars.append(_bar("constant answer", f"{majority:.3f}", majority))
+            bars.append(_bar(known[0].guess, f"{majority:.3f}", majority))
         seeds = count_seeds(known)
         note = f"{metric}, {seeds} seed{'' if seeds == '1' else 's'}"
         if failed := sum(each.num_degenerate for each in known):

@@ -85,7 +85,7 @@ class Finetuning:
     std: float | None
     """None for a single seed."""
     majority: float | None
-    """The metric of the constant answer that fits train best."""
+    """The metric of the constant answer that fits train best, or of what `guess` names."""
     num_replaced: int
     """Collapsed seeds that were replaced by other seeds."""
     replaced_median: float | None
@@ -100,6 +100,8 @@ class Finetuning:
     """The folder of the weights, as it was named."""
     after: str = ""
     """The task that the pre-trained weights were fine-tuned on before; empty: none."""
+    guess: str = "constant answer"
+    """What a model has to beat."""
 
     @property
     def label(self) -> str:
@@ -248,6 +250,7 @@ def read_finetuning(path: Path) -> Finetuning:
         device=values.get("device"),
         scores=_collect_scores(values["seeds"].values()),
         after=values.get("after", ""),
+        guess=values.get("guess", "constant answer"),
     )
 
 
@@ -373,14 +376,15 @@ def finetuning_table(finetunings: Sequence[Finetuning]) -> Table:
     rows = []
     for (encoder, task, metric), pair in pair_finetunings(finetunings).items():
         both = [each for each in pair if each]
-        majority = both[0].majority
+        majority, guess = both[0].majority, both[0].guess
+        named = "" if guess == "constant answer" else f" ({guess})"
         rows.append(
             [
                 encoder,
                 task,
                 metric,
                 *(each.score if each else "-" for each in pair),
-                "-" if majority is None else f"{majority:.3f}",
+                "-" if majority is None else f"{majority:.3f}{named}",
                 count_seeds(both),
             ]
         )

@@ -121,6 +121,30 @@ class TaggingConfig(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RetrievalConfig(Settings):
+    """Files and loss of `electra finetune --task retrieval`."""
+
+    query: str = "query"
+    """Column of the queries."""
+    positive: str = "positive"
+    """Column of the passage that answers the query; with a corpus, of its id. Columns named
+    negative, or negative_1, negative_2 and so on, hold passages that do not, or lists of them."""
+    corpus: str = ""
+    """Table of passages with the columns id and text; a relative path is in the data folder. The
+    queries of dev are then searched in all of its passages. Unset: in those of dev's rows."""
+    temperature: Annotated[float, Within("(0, inf)")] = 0.05
+    """What cosines are divided by in the loss."""
+    both_directions: bool = True
+    """Whether the loss also asks for the query of each passage, among those of the batch."""
+    cached_rows: Annotated[int, AtLeast(0)] = 0
+    """Texts whose activations are in memory at a time, for large batches: each text is computed
+    twice, and the gradient is the same. 0: all texts of a batch, computed once. Source: Gao et al.
+    2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup"."""
+
+    section = "retrieval."
+
+
+@dataclass(frozen=True, kw_only=True)
 class TeacherConfig(Settings):
     """Fine-tuned models that `electra finetune` learns from."""
 
@@ -218,6 +242,7 @@ class FinetuneConfig(Settings):
     own: OwnTaskConfig = field(default_factory=OwnTaskConfig)
     squad: SquadConfig = field(default_factory=SquadConfig)
     tagging: TaggingConfig = field(default_factory=TaggingConfig)
+    retrieval: RetrievalConfig = field(default_factory=RetrievalConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     features: FeaturesConfig = field(default_factory=FeaturesConfig)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -65,6 +65,9 @@ class Family(ABC):
     """Whether the head may be a FeatureHead on a frozen encoder."""
     pools: ClassVar[bool] = False
     """Whether the head reads one state of a row, which `pooling` chooses."""
+    has_separate_rows: ClassVar[bool] = False
+    """Whether each row of an item is answered without the others, so that rows of like length can
+    be computed together; targets then have a column for each row of an item."""
     learns_from_teachers: ClassVar[bool] = False
     """Whether `soften` and `soft_loss` are there."""
     weighs_classes: ClassVar[bool] = False
@@ -128,6 +131,12 @@ class Family(ABC):
     @abstractmethod
     def encode(self, examples: Sequence[Any], tokenizer: Tokenizer, sequence_length: int) -> Rows:
         """Return examples as rows of at most `sequence_length` tokens."""
+
+    def encode_scored(
+        self, examples: Sequence[Any], tokenizer: Tokenizer, sequence_length: int
+    ) -> Rows:
+        """Return examples with all that their scores are computed from; by default as `encode`."""
+        return self.encode(examples, tokenizer, sequence_length)
 
     @abstractmethod
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
@@ -309,10 +318,11 @@ class Task:
 
     def encode(self, tokenizer: Tokenizer, sequence_length: int) -> dict[str, Rows]:
         """Return the rows of every split, of at most `sequence_length` tokens."""
-        splits = dict(self.examples)
-        if self.swaps_pairs:
-            splits["train"] = self.training_examples
+        others = {split: each for split, each in self.examples.items() if split != "train"}
+        trained = {"train": self.training_examples} if "train" in self.examples else {}
         return {
-            split: self.family.encode(examples, tokenizer, sequence_length)
-            for split, examples in splits.items()
+            split: (self.family.encode if split == "train" else self.family.encode_scored)(
+                examples, tokenizer, sequence_length
+            )
+            for split, examples in {**trained, **others}.items()
         }

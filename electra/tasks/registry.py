@@ -18,6 +18,7 @@ from electra.tasks.multi_label import MultiLabel
 from electra.tasks.own import read_own_task, read_swag_task
 from electra.tasks.record import Asked, Columns, Converter, Inputs
 from electra.tasks.regression import Regression
+from electra.tasks.retrieval import Retrieval, read_retrieval_task
 from electra.tasks.squad import SpanExtraction, read_squad_task
 from electra.tasks.tagging import Tagging, read_tagging_task
 from electra.text.streams import open_source
@@ -25,12 +26,14 @@ from electra.text.tables import SEPARATED_FORMATS, SEPARATORS, format_of
 
 OWN = "own"
 TAGGING = "tagging"
+RETRIEVAL = "retrieval"
 SQUAD = ("squad-1.1", "squad-2.0")
 READERS: dict[str, Callable[[str, Path, FinetuneConfig], Task]] = {
     **dict.fromkeys(GLUE, read_glue_task),
     **dict.fromkeys(SQUAD, read_squad_task),
     "swag": read_swag_task,
     TAGGING: read_tagging_task,
+    RETRIEVAL: read_retrieval_task,
     OWN: read_own_task,
 }
 """What reads the files of each task, from its name, the folder and the settings."""
@@ -43,6 +46,7 @@ FAMILIES: dict[str, type[Family]] = {
     "choice": MultipleChoice,
     "squad": SpanExtraction,
     "tagging": Tagging,
+    "retrieval": Retrieval,
 }
 """Each family by the name in a saved model's facts."""
 CONVERTERS: Mapping[str, Converter] = {"swag": read_swag}
@@ -74,7 +78,9 @@ def read_task(name: str, data: Path, config: FinetuneConfig) -> Task:
 def _read_named(name: str, data: Path, config: FinetuneConfig) -> Task:
     """Return the task of a name in TASKS, as its files have it."""
     require_known("task", name, TASKS, "families")
-    for section, tasks in (("squad", SQUAD), ("tagging", (TAGGING,))):
+    for section, tasks in (
+        *(("squad", SQUAD), ("tagging", (TAGGING,)), ("retrieval", (RETRIEVAL,))),
+    ):
         settings = getattr(config, section)
         for key, value in vars(settings).items():
             is_set = value != getattr(type(settings)(), key)

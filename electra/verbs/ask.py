@@ -165,7 +165,7 @@ def detect(
     require(threshold is None or not json, "--json marks no words; leave --threshold out")
     threshold = 0.5 if threshold is None else threshold
     require(0 <= threshold <= 1, f"threshold must lie in 0 to 1, not {threshold}")
-    texts = _read_texts(text, input)
+    texts = read_asked(text, input)
     network = open_model(model, precision).discriminator
     if input is None:
         found = run_detect(network, texts)
@@ -209,7 +209,7 @@ def fill(
     """
     from electra.inference.ask import fill as run_fill
 
-    texts = _read_texts(text, input)
+    texts = read_asked(text, input)
     answers = run_fill(open_model(model, precision).generator, texts, top)
     for each, gaps in zip(texts, answers, strict=True):
         if json:
@@ -224,7 +224,8 @@ def fill(
     return answers
 
 
-def _read_texts(text: str | Sequence[str] | None, path: Place | None) -> Sequence[str]:
+def read_asked(text: str | Sequence[str] | None, path: Place | None) -> Sequence[str]:
+    """Return the texts that are given, or those of a file; refuse both and neither."""
     from electra.text.table_files import read_texts
 
     if text == STDIN:

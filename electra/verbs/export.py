@@ -110,8 +110,8 @@ def export(
         out: The folder to write.
         form: huggingface: the classes of the architecture. bert: those of BERT, of the same graph
             as ELECTRA with embeddings as wide as hidden states. sentence-transformers: the layer
-            and the pooling whose cosines agree best with --dev. gguf: model.gguf for llama.cpp,
-            which gives the mean of the states.
+            and the pooling whose cosines agree best with --dev, or the vectors of a fine-tuning
+            for retrieval. gguf: model.gguf for llama.cpp, which gives the mean of the states.
         dtype: What the weights are stored in. Half the size changes an answer by its rounding.
         onnx: Also write onnx/model.onnx, with dynamic batch size and length.
         int8: Also write onnx/model_int8.onnx; a file of real text, one per line, on which the
@@ -126,10 +126,11 @@ def export(
     """
     from electra.checkpoints.bundled import find_model
     from electra.checkpoints.checkpoint import run_of
-    from electra.checkpoints.finetuned import find_seed
+    from electra.checkpoints.finetuned import find_seed, read_finetuned
     from electra.checkpoints.folder import read_run_config
     from electra.checkpoints.saved import is_finetuned, is_huggingface
     from electra.inference.network import load_encoder
+    from electra.inference.search import describe_vectors
     from electra.inference.similarity import choose_layer, read_pairs
     from electra.interop.export import export as run_export
     from electra.reports.rendering import to_markdown
@@ -154,6 +155,8 @@ def export(
         with Progress("choosing the layer", unit="sentences") as progress:
             pairs = read_pairs(Path(dev), columns)
             similarity = choose_layer(load_encoder(run), pairs, progress.update)
+    elif form == "sentence-transformers":
+        similarity = describe_vectors(read_finetuned(run, seed))
     rows = [] if is_tuned else _find_scores(run, scores)
     written = run_export(
         *(run, folder),
@@ -197,15 +200,22 @@ def _check(
     is_onnx: bool,
 ) -> None:
     """Refuse arguments of `export` that do not fit together, or not to the model."""
+    from electra.checkpoints.finetuned import find_seed
+
     require_choice("form", form, get_args(Form))
     is_similarity = form == "sentence-transformers"
+    is_retrieval = is_tuned and find_seed(run, seed).facts["family"] == "retrieval"
     require(
-        is_similarity == (dev is not None),
+        is_similarity or not is_retrieval,
+        f"{run} gives vectors, which are pooled states: export it as sentence-transformers",
+    )
+    require(
+        is_similarity == (dev is not None) or (is_retrieval and dev is None),
         "sentence-transformers and a dev set go together: the dev set chooses the layer",
     )
     require(dev is not None or not columns, "the columns are those of a dev set; name it")
     require(
-        not (is_tuned and (is_similarity or scores)),
+        not (is_tuned and (dev is not None or scores)),
         f"sentence-transformers and scores are for a run, and {run} is a fine-tuning",
     )
     require_choice("dtype", dtype, get_args(Dtype))
@@ -232,10 +242,11 @@ def _print_export(
     name = json.dumps(str(out), ensure_ascii=False)  # a word of the shell has the other quotes
     loads += f"Model.from_pretrained({name})"
     if similarity:
+        loads = f"sentence_transformers import SentenceTransformer as Model; Model({name})"
+    if similarity and similarity.scores:
         best, last = similarity.best, similarity.last
         wrote = f"layer {best.layer}, {best.pooling}, with Spearman {best.spearman:.3f}; "
         wrote += f"the last of {last.layer} layers has {last.spearman:.3f}"
-        loads = f"sentence_transformers import SentenceTransformer as Model; Model({name})"
     following = shlex.join(("python", "-c", f"from {loads}"))
     generator = f" and {out / 'generator'}" if (out / "generator").is_dir() else ""
     heads = [name for name in (HEAD_FILE, DISCRIMINATOR_FILE) if (out / name).is_file()]

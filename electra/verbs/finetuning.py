@@ -64,12 +64,13 @@ def finetune(
     """Fine-tune an encoder on a labelled task and score it, over one or more seeds.
 
     The tasks are those of GLUE by name (cola, sst-2, ... mnli), squad-1.1, squad-2.0, swag,
-    `tagging` (named entities, chunks or parts of speech, in CoNLL's columns or JSON lines), and
-    `own`, a task of yours: a folder with a train and a dev file, and perhaps a test file, as .tsv,
-    .csv, .jsonl or .parquet. Without a dev file, `--set dev_fraction=0.1` makes a tenth of train
-    the dev set. Each row holds a text, a pair of texts, or a text and choices, with a label, a
-    number, or several of them (own.kind). `--set own.field=value` names the files and columns; so
-    does `--task FILE.toml`, a file of the same fields.
+    `tagging` (named entities, chunks or parts of speech, in CoNLL's columns or JSON lines),
+    `retrieval` (tables with the columns query and positive, and perhaps negative), and `own`, a
+    task of yours: a folder with a train and a dev file, and perhaps a test file, as .tsv, .csv,
+    .jsonl or .parquet. Without a dev file, `--set dev_fraction=0.1` makes a tenth of train the dev
+    set. Each row holds a text, a pair of texts, or a text and choices, with a label, a number, or
+    several of them (own.kind). `--set own.field=value` names the files and columns; so does `--task
+    FILE.toml`, a file of the same fields.
 
     A command that was interrupted continues after its last finished seed when it is given again; of
     what is finished it tells the results.

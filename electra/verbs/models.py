@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from electra.inference.network import LoadedEncoder, LoadedNetwork
     from electra.inference.predict import FinetunedModel
     from electra.inference.score import Scorer
+    from electra.inference.search import Searcher
 
 How = Literal["float32", "bfloat16", "auto"]
 
@@ -61,6 +62,14 @@ class Model:
         from electra.inference.predict import load_model
 
         return load_model(read_finetuned(self.folder, self.seed), precision=self.precision)
+
+    @cached_property
+    def searcher(self) -> "Searcher":
+        """The model of a fine-tuning for retrieval."""
+        from electra.checkpoints.finetuned import read_finetuned
+        from electra.inference.search import load_searcher
+
+        return load_searcher(read_finetuned(self.folder, self.seed), self.precision)
 
 
 Asked = Place | Model

@@ -1,0 +1,116 @@
+"""A search by a model for retrieval, and the hard negatives that it finds."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from electra.errors import count_of
+from electra.terminal.live import Progress
+from electra.terminal.printing import print_done, print_json, print_note, print_table
+from electra.verbs.ask import read_asked
+from electra.verbs.models import Asked, open_model
+from electra.verbs.options import Place, Precision, verb
+
+if TYPE_CHECKING:
+    from electra.inference.search import Hit
+
+
+@verb
+def search(
+    model: Asked,
+    query: str | Sequence[str] | None = None,
+    *,
+    corpus: Place,
+    index: Place | None = None,
+    input: Place | None = None,
+    top: int = 10,
+    json: bool = False,
+    precision: Precision = None,
+) -> "list[list[Hit]]":
+    """Show the passages of a corpus that are nearest a query, by a fine-tuning for retrieval.
+
+    The search compares the query with every passage. The index, a folder with the vector of each
+    passage, is kept if --index names it; a command that was interrupted continues it.
+
+    Example: electra search retriever "gesture recognition" --corpus abstracts.jsonl --index index
+
+    Args:
+        model: A folder of `electra finetune --task retrieval`.
+        query: The query, in a script a list of them; - is standard input. Without it, --input.
+        corpus: A table with the column text, and perhaps id; a text file, or a folder of them; or
+            an index.
+        index: The index of the corpus: written, or used if it is there.
+        input: A file with one query per line; - is standard input.
+        top: Number of passages for each query.
+        json: Whether to print one JSON object per query, with id, score and text of each passage.
+
+    Returns:
+        The passages of each query, with id, score and text, the best first.
+    """
+    from electra.inference.search import search_corpus
+
+    queries = read_asked(query, input)
+    searcher, place = open_model(model, precision).searcher, None if index is None else Path(index)
+    with Progress("indexing", unit="passages") as progress:
+        found, facts = search_corpus(
+            *(searcher, queries, Path(corpus)),
+            index=place,
+            top=top,
+            progress=lambda done, _: progress.update(done, None),
+        )
+    if num_cut := facts["num_cut"]:
+        length = searcher.model.sequence_length
+        count = count_of(facts["num_passages"], "passage")
+        print_note(f"{num_cut:,} of {count} longer than rows of {length} tokens, and cut")
+    for each, hits in zip(queries, found, strict=True):
+        if json:
+            print_json({"query": each, "passages": [hit._asdict() for hit in hits]})
+        else:
+            rows = [(f"{hit.score:.3f}", hit.id, hit.text[:60]) for hit in hits]
+            print_table(rows, ("score", "id", each[:60]))
+    return found
+
+
+@verb
+def mine(
+    model: Place,
+    *,
+    data: Place,
+    out: Place,
+    count: int = 4,
+    margin: float = 0.05,
+    seed: int | None = None,
+) -> dict[str, int]:
+    """Write the files of a retrieval task with hard negatives, which a model for retrieval finds.
+
+    They are passages near a query that do not answer it. What is nearer than the right passage, or
+    below it by less than the margin, may be right, and is left out.
+
+    Example: electra mine retriever --data pairs --out pairs-hard
+
+    Args:
+        model: A folder of `electra finetune --task retrieval`.
+        data: The folder of the task's files, read with the settings of that fine-tuning.
+        out: The folder to write, which `electra finetune` reads.
+        count: Most negatives that are added to a pair.
+        margin: How far below that of the right passage a cosine has to be.
+        seed: The seed whose model searches; if not given, the one with the best score on dev.
+
+    Returns:
+        The numbers of pairs and of negatives.
+    """
+    from electra.checkpoints.finetuned import read_finetuned
+    from electra.inference.mining import mine as run_mine
+    from electra.inference.search import load_searcher
+
+    finetuned = read_finetuned(Path(model), seed)
+    with Progress("mining", unit="pairs") as progress:
+        found = run_mine(
+            *(load_searcher(finetuned), finetuned, Path(data), Path(out)),
+            count=count,
+            margin=margin,
+            progress=progress.update,
+        )
+    pairs = count_of(found["num_pairs"], "pair")
+    print_done(f"wrote {out}: {count_of(found['num_negatives'], 'negative')} for {pairs}")
+    return found
