@@ -37,7 +37,8 @@ def write_answers(folder, split, labels, gold, values):
 def rows_of(labels):
     labels = torch.as_tensor(labels)
     ones = torch.ones(len(labels), dtype=torch.int64)
-    return Rows(ones[:, None], ones, ones, {"labels": labels}, 0, examples=[Example("", None, 0)])
+    facts = {"targets": {"labels": labels}, "is_cut": (), "begins": torch.arange(len(ones) + 1)}
+    return Rows(ones[:, None], ones, ones, **facts, examples=[Example("", None, 0)])
 
 
 def write_folder(folder, task, answers, *, scores=(0.5, 0.75)):

@@ -144,7 +144,7 @@ def test_every_choice_is_a_row_beside_the_context(toy_tokenizer):
         ChoiceQuestion("a", ("a", "the castle", "a"), None),
     ]
     rows = MultipleChoice(3).encode(questions, toy_tokenizer, 16)
-    assert (len(rows), rows.rows_per_item, rows.input_ids.shape[0]) == (2, 3, 6)
+    assert (rows.counts.tolist(), rows.input_ids.shape[0]) == ([3, 3], 6)
     read, cls, sep = toy_tokenizer.encode, toy_tokenizer.cls_id, toy_tokenizer.sep_id
     asked = [(each.context, choice) for each in questions for choice in each.choices]
     for row, (context, choice) in enumerate(asked):

@@ -120,7 +120,7 @@ def train_seeds(
         for seed in range(machine.rank, seeds, machine.num_ranks):
             train_until_it_learns(folder, job, rows, machine, seed, progress)
         wait_for_all(machine)
-        cuts = describe_cuts(rows.splits, job.config.sequence_length)
+        cuts = describe_cuts(rows.splits, job.config)
         task = dataclasses.replace(job.task, notes=(*job.task.notes, *cuts))
         results = {**facts, **summarise(folder, task, seeds)}
         if machine.rank == 0:
@@ -171,7 +171,7 @@ def train_seed(
         if config.score_epochs == "last" and epoch < training.epochs:
             continue
         outputs = run_network(training.model, dev, machine.device)
-        family = job.task.family.fit_to_dev(dev, outputs)
+        family, outputs = job.task.family.fit_to_dev(dev, outputs)
         scores = family.score(dev, outputs)
         history.append({"epoch": epoch, "train_loss": finite(train_loss), "scores": scores})
         progress({"part": "dev", "seed": seed, **history[-1]})
@@ -187,13 +187,13 @@ def train_seed(
     assert best is not None
     if best.weights:
         load_parameters(training.model, best.weights)
+    training.model.family = best.family
     outputs_of = {"dev": best.outputs} | {
         split: run_network(training.model, each, machine.device)
         for split, each in rows.splits.items()
         if split not in ("train", "dev")
     }
     restore_tokens(training.model, training.whole_table, rows.token_ids)
-    training.model.family = best.family
     record = describe_seed(training, rows, history, best, outputs_of)
     return SeedRun(training.model, outputs_of, record)
 

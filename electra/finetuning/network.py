@@ -129,12 +129,12 @@ def run_network(
     of items done and of all items.
     """
     model.eval()
-    lengths, on_cpu = rows.item_lengths.tolist() if len(rows) else [], device.type == "cpu"
-    max_items = max(1, PREDICT_ROWS // rows.rows_per_item)
-    max_tokens = PREDICT_TOKENS // rows.rows_per_item if on_cpu else None
+    sizes = (rows.item_lengths * rows.counts).tolist()
+    max_items = max(1, PREDICT_ROWS // int(rows.counts.max())) if sizes else 1
+    max_tokens = PREDICT_TOKENS if device.type == "cpu" else None
     collected: Outputs = {}
     num_done = 0
-    for numbers in split_by_length(lengths, max_items, max_tokens):
+    for numbers in split_by_length(sizes, max_items, max_tokens):
         items = torch.tensor(numbers)
         for name, values in model(make_batch(rows, items, device)).items():
             if name not in collected:  # the first batch has the longest rows

@@ -243,12 +243,14 @@ def describe_job(job: Job, rows: TaskRows, start: Path, machine: Machine) -> dic
     }
 
 
-def describe_cuts(splits: Mapping[str, Rows], length: int) -> list[str]:
+def describe_cuts(splits: Mapping[str, Rows], config: FinetuneConfig) -> list[str]:
     """Return a note of how many examples of each split are longer than the rows, if any are."""
+    names = ["sequence_length", "max_windows"][: 1 + (config.max_windows > 1)]
+    what = f"{config.max_windows} windows" if names[1:] else "rows"
     cut = {split: rows for split, rows in splits.items() if rows.num_cut}
     counts = (f"{rows.num_cut:,} of {len(rows):,} in {split}" for split, rows in cut.items())
-    told = f"longer than rows of {length} tokens, and cut: {', '.join(counts)} (sequence_length)"
-    return [told] if cut else []
+    told = f"longer than {what} of {config.sequence_length} tokens, and cut: {', '.join(counts)}"
+    return [f"{told} ({', '.join(names)})"] if cut else []
 
 
 @contextmanager

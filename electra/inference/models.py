@@ -188,7 +188,7 @@ class TaskModel:
             "fields": list(family.fields),
             "examples": list(self.dev_examples) or [self._example()],
             "has_dev_examples": bool(self.dev_examples),
-            "max_tokens": self.model.sequence_length - 2,
+            "max_tokens": family.max_tokens(self.model.sequence_length),
         }
 
     def _example(self) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from electra.model.task_heads import PairHead
 from electra.reports.glossary import summarise
 from electra.reports.rendering import to_markdown
 from electra.reports.runs import Run, finetuning_table, list_facts, read_finetuning
+from electra.tasks.rows import overlap_of
 
 Facts = list[tuple[str, str]]
 """Names and values of a table."""
@@ -121,6 +122,7 @@ def write_card(
     scores: str,
     labels: Sequence[str] = (),
     thresholds: Mapping[str, float] = {},
+    windows: Mapping[str, Any] = {},
     similarity: Similarity | None = None,
     *,
     agreements: Agreements,
@@ -150,6 +152,8 @@ def write_card(
         scores=scores,
         labels=list(labels),
         thresholds=dict(thresholds),
+        windows=windows,
+        overlap=overlap_of(length),
         similarity=similarity,
         layers=list(layers.items()),
         agreements=agreements,

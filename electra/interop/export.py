@@ -79,6 +79,11 @@ class Outgoing:
         return dict(self.settings.get("thresholds", {}))
 
     @property
+    def windows(self) -> dict[str, Any]:
+        """How a long text is answered, as of `Texts.tell_windows`; empty: it is cut."""
+        return dict(self.settings.get("windows", {}))
+
+    @property
     def graph(self) -> Graph:
         """The whole network."""
         is_number = self.settings.get("problem_type") == "regression"
@@ -147,6 +152,7 @@ def export(
             has_generator=len(parts) > 1,
             labels=outgoing.labels,
             thresholds=outgoing.thresholds,
+            windows=outgoing.windows,
             similarity=similarity,
         )
         _sign(folder, outgoing.source)

@@ -72,9 +72,8 @@ class MultipleChoice(Labelled):
         choices = iter(encode_texts(tokenizer, texts, sequence_length))
         pairs = [(context, next(choices)) for context in contexts for _ in range(self.num_choices)]
         labels = torch.tensor([-1 if each.label is None else each.label for each in examples])
-        return pack_rows(
-            pairs, {"labels": labels}, tokenizer, sequence_length, examples, self.num_choices
-        )
+        counts = [self.num_choices] * len(examples)
+        return pack_rows(pairs, {"labels": labels}, tokenizer, sequence_length, examples, counts)
 
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
         """Return dropout and a linear layer to one logit on a row's state."""

@@ -183,16 +183,18 @@ class Classification(Texts, Labelled):
     def as_transformers(self, parameters: Mapping[str, Tensor]) -> WrittenHead:
         """Return a sequence classifier."""
         settings = {"problem_type": "single_label_classification", **name_outputs(self.labels)}
+        settings |= self.tell_windows()
         return WrittenHead("SequenceClassification", parameters, settings)
 
     def facts(self) -> dict[str, Any]:
         """Return the family's name and its labels."""
-        return {"family": "classification", "labels": list(self.labels)}
+        labels = list(self.labels)
+        return {"family": "classification", "labels": labels, **self.tell_windows()}
 
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> Self:
         """Return the family of a saved model."""
-        return cls(labels=tuple(facts["labels"]), has_pairs=len(facts["columns"]) == 2)
+        return cls(labels=tuple(facts["labels"]), **cls.restore(facts))
 
 
 def read_names(split: str, records: Records, labels: Sequence[str]) -> list[int | None]:

@@ -206,9 +206,13 @@ class FinetuneConfig(Settings):
     """Passes over train. 0: the task's default, which is 10 for GLUE's RTE and STS-B, 2 for SQuAD,
     and 3 for all other tasks."""
     sequence_length: Annotated[int, AtLeast(0)] = 0
-    """Longest row, tokens, including special tokens. Longer texts are truncated; in SQuAD and
-    tagging they are split into several rows. 0: 512 for SQuAD, 256 for tagging, 128 for all other
-    tasks, and at most the row length of the pre-training."""
+    """Longest row, tokens, including special tokens. Longer texts are truncated, but see
+    max_windows; in SQuAD and tagging they are split into several rows. 0: 512 for SQuAD, 256 for
+    tagging, 128 for all other tasks, and at most the row length of the pre-training."""
+    max_windows: Annotated[int, AtLeast(1)] = 1
+    """Rows that a single text with labels or numbers may have: windows of which a quarter overlaps.
+    What is longer is truncated. The loss is that of the mean of the windows' logits; dev chooses
+    whether their mean, their maximum or the first window answers. Time and memory grow with it."""
     dropout_prob: Annotated[float, Within("[0, 1)")] = 0.1
     """Dropout probability in the encoder and before the classifier. Replaces the pre-training's."""
     pooling: Literal["cls", "mean", "segments"] = "cls"

@@ -138,6 +138,10 @@ class Family(ABC):
         """Return examples with all that their scores are computed from; by default as `encode`."""
         return self.encode(examples, tokenizer, sequence_length)
 
+    def max_tokens(self, sequence_length: int) -> int:
+        """Return the tokens of a text that are read, without special tokens."""
+        return sequence_length - 2
+
     @abstractmethod
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
         """Return the output layer."""
@@ -177,9 +181,12 @@ class Family(ABC):
         """Return how many labelled examples have each label; empty where none names them."""
         return Counter()
 
-    def fit_to_dev(self, dev: Rows, outputs: Outputs) -> Self:
-        """Return the family with what dev decides, such as thresholds; by default nothing."""
-        return self
+    def fit_to_dev(self, dev: Rows, outputs: Outputs) -> tuple[Self, Outputs]:
+        """Return the family with what dev decides, such as thresholds, and its outputs.
+
+        By default dev decides nothing.
+        """
+        return self, outputs
 
     @abstractmethod
     def score(self, rows: Rows, outputs: Outputs) -> dict[str, float]:

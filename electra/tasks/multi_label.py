@@ -97,7 +97,7 @@ class MultiLabel(Texts):
         """Return the number of examples of each label."""
         return Counter(self.labels[place] for each in examples for place in each.label)
 
-    def fit_to_dev(self, dev: Rows, outputs: Outputs) -> Self:
+    def fit_answers(self, dev: Rows, outputs: Outputs) -> Self:
         """Return the family with the thresholds that have the best headline score on dev."""
         gold, probs = dev.targets["labels"].numpy() > 0, outputs["logits"].sigmoid().numpy()
         return replace(self, thresholds=choose_thresholds(gold, probs, self.headline))
@@ -191,18 +191,19 @@ class MultiLabel(Texts):
         """Return a sequence classifier, whose config.json also has the thresholds."""
         settings = {"problem_type": "multi_label_classification", **name_outputs(self.labels)}
         settings["thresholds"] = dict(zip(self.labels, self.thresholds, strict=True))
+        settings |= self.tell_windows()
         return WrittenHead("SequenceClassification", parameters, settings)
 
     def facts(self) -> dict[str, Any]:
         """Return the family's name, its labels and their thresholds."""
         lists = {"labels": list(self.labels), "thresholds": list(self.thresholds)}
-        return {"family": "multi_label", **lists}
+        return {"family": "multi_label", **lists, **self.tell_windows()}
 
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> Self:
         """Return the family of a saved model."""
         labels, thresholds = tuple(facts["labels"]), tuple(facts["thresholds"])
-        return cls(labels=labels, thresholds=thresholds, has_pairs=len(facts["columns"]) == 2)
+        return cls(labels=labels, thresholds=thresholds, **cls.restore(facts))
 
 
 def _find_shares(train: Rows) -> Tensor:

@@ -21,6 +21,7 @@ from electra.tasks.regression import Regression
 from electra.tasks.retrieval import Retrieval, read_retrieval_task
 from electra.tasks.squad import SpanExtraction, read_squad_task
 from electra.tasks.tagging import Tagging, read_tagging_task
+from electra.tasks.texts import Texts
 from electra.text.streams import open_source
 from electra.text.tables import SEPARATED_FORMATS, SEPARATORS, format_of
 
@@ -65,6 +66,8 @@ def read_task(name: str, data: Path, config: FinetuneConfig) -> Task:
         task = dataclasses.replace(task, files=(path, *task.files))
     else:
         task = _read_named(NAMES.get(name.lower(), name.lower()), data, config)
+    if config.max_windows > 1:
+        task = _read_windows(task, config.max_windows)
     if config.dev_fraction:
         return task.hold_out(config.dev_fraction)
     require(
@@ -73,6 +76,17 @@ def read_task(name: str, data: Path, config: FinetuneConfig) -> Task:
         "dev_fraction=0.1",
     )
     return task
+
+
+def _read_windows(task: Task, max_windows: int) -> Task:
+    """Return a task whose long texts are read in windows; refuse a task without single texts."""
+    family = task.family
+    if not isinstance(family, Texts) or family.has_pairs:
+        raise UserError(
+            f"max_windows {max_windows} is for labels and numbers of single texts, not for "
+            f"{task.name}; leave it out"
+        )
+    return dataclasses.replace(task, family=dataclasses.replace(family, max_windows=max_windows))
 
 
 def _read_named(name: str, data: Path, config: FinetuneConfig) -> Task:

@@ -167,13 +167,14 @@ class Regression(Texts):
             "dense.bias": bias * (greatest - least) + least,
         }
         settings = {"problem_type": "regression", **name_outputs(self.names)}
-        settings["sentence_transformers"] = IDENTITY
+        settings |= {"sentence_transformers": IDENTITY, **self.tell_windows()}
         return WrittenHead("SequenceClassification", {**parameters, **scaled}, settings)
 
     def facts(self) -> dict[str, Any]:
         """Return the family's name, and names and ranges of its numbers."""
         ranges = [list(each) for each in self.ranges]
-        return {"family": "regression", "names": list(self.names), "ranges": ranges}
+        numbers = {"names": list(self.names), "ranges": ranges}
+        return {"family": "regression", **numbers, **self.tell_windows()}
 
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> Self:
@@ -181,7 +182,7 @@ class Regression(Texts):
         return cls(
             names=tuple(facts["names"]),
             ranges=tuple((least, greatest) for least, greatest in facts["ranges"]),
-            has_pairs=len(facts["columns"]) == 2,
+            **cls.restore(facts),
         )
 
 

@@ -1,8 +1,8 @@
 """Items as rows of token ids, and batches of items of similar length.
 
-A row is [CLS] a [SEP], or [CLS] a [SEP] b [SEP]. An item is the unit of prediction: one row, or for
-multiple choice one row for each choice. Sizes: B items of a batch, N items in all, C rows of an
-item, L positions, l positions in a batch.
+A row is [CLS] a [SEP], or [CLS] a [SEP] b [SEP]. An item is the unit of prediction: one row, or
+several, such as the choices of a question or the windows of a long text. Sizes: B items of a batch,
+N items in all, R rows, L positions, l positions in a batch.
 """
 
 import dataclasses
@@ -27,6 +27,8 @@ CHARS_PER_TOKEN = 8
 """Characters that are tokenized at first for each token of a row; most tokens are shorter."""
 POOL_BATCHES = 32
 """Batches that are sorted by length together: more give less padding and less mixing."""
+OVERLAP = 0.25
+"""Share of a window of a long text that the next window has as well."""
 
 Outputs = dict[str, Tensor]
 """Outputs of a network by name; the first dimension is that of the items."""
@@ -37,17 +39,17 @@ class Rows:
     """Items, ready to be batched."""
 
     input_ids: Tensor
-    """(N * C, L) int32, padded at the end."""
+    """(R, L) int32, padded at the end."""
     lengths: Tensor
-    """(N * C,) tokens that are not padding."""
+    """(R,) tokens that are not padding."""
     first_lengths: Tensor
-    """(N * C,) tokens of segment 0, which is [CLS] a [SEP]."""
+    """(R,) tokens of segment 0, which is [CLS] a [SEP]."""
     targets: dict[str, Tensor]
     """(N, ...) the targets of the loss by name."""
     is_cut: Sequence[bool]
     """For each example whether tokens were cut off."""
-    rows_per_item: int = 1
-    """C."""
+    begins: Tensor
+    """(N + 1,) the number of each item's first row, and of all rows at the end."""
     are_tokens_judged: bool = False
     """Whether targets are those of every token, (N, L)."""
     examples: Sequence[Any] = ()
@@ -55,7 +57,7 @@ class Rows:
 
     def __len__(self) -> int:
         """Return the number of items."""
-        return len(self.lengths) // self.rows_per_item
+        return len(self.begins) - 1
 
     @property
     def num_cut(self) -> int:
@@ -63,19 +65,29 @@ class Rows:
         return sum(self.is_cut)
 
     @property
+    def counts(self) -> Tensor:
+        """(N,) rows of each item."""
+        return self.begins.diff()
+
+    @property
     def item_lengths(self) -> Tensor:
         """(N,) tokens of each item's longest row."""
-        return self.lengths.view(-1, self.rows_per_item).amax(dim=1)
+        items = torch.arange(len(self)).repeat_interleave(self.counts)
+        return torch.zeros_like(self.counts).scatter_reduce(0, items, self.lengths, "amax")
 
     def take(self, items: Tensor) -> "Rows":
         """Return the items of these numbers, without the examples."""
-        rows = (items[:, None] * self.rows_per_item + torch.arange(self.rows_per_item)).flatten()
+        firsts = self.begins[items]
+        counts = self.begins[items + 1] - firsts
+        begins = add_up(counts)
+        rows = torch.arange(int(begins[-1])) + (firsts - begins[:-1]).repeat_interleave(counts)
         return dataclasses.replace(
             self,
             input_ids=self.input_ids[rows],
             lengths=self.lengths[rows],
             first_lengths=self.first_lengths[rows],
             targets={name: values[items] for name, values in self.targets.items()},
+            begins=begins,
             examples=(),
         )
 
@@ -84,13 +96,20 @@ class TaskBatch(NamedTuple):
     """The input of the network, padded to the longest row of the batch."""
 
     input_ids: Tensor
-    """(B * C, l) int64."""
+    """(R, l) int64."""
     attention_mask: Tensor | None
-    """(B * C, l) bool; None: nothing is padding."""
+    """(R, l) bool; None: nothing is padding."""
     token_type_ids: Tensor | None
-    """(B * C, l) int64; None: single texts only."""
+    """(R, l) int64; None: single texts only."""
     targets: dict[str, Tensor]
     """(B, ...), those of every token (B, l)."""
+    begins: Tensor | None = None
+    """(B + 1,) as of `Rows`; None: each item has one row."""
+
+
+def add_up(counts: Tensor) -> Tensor:
+    """Return the number of the first row of each item (N + 1,), and of all at the end."""
+    return F.pad(counts.cumsum(0), (1, 0))
 
 
 def pad_rows(
@@ -100,10 +119,13 @@ def pad_rows(
     examples: Sequence[Any],
     *,
     is_cut: Sequence[bool],
-    rows_per_item: int = 1,
+    counts: Sequence[int] | None = None,
     are_tokens_judged: bool = False,
 ) -> Rows:
-    """Return rows of ids with the length of segment 0, padded to the longest, as Rows."""
+    """Return rows of ids with the length of segment 0, padded to the longest, as Rows.
+
+    `counts` are the rows of each item; None: one.
+    """
     longest = max((len(ids) for ids, _ in rows), default=0)
     padded = np.full((len(rows), longest), tokenizer.pad_id, np.int32)
     for place, (ids, _) in enumerate(rows):
@@ -114,7 +136,7 @@ def pad_rows(
         torch.tensor([first_length for _, first_length in rows], dtype=torch.int64),
         targets,
         is_cut,
-        rows_per_item,
+        add_up(torch.tensor(counts or [1] * len(rows), dtype=torch.int64)),
         are_tokens_judged,
         examples,
     )
@@ -141,16 +163,20 @@ def pack_rows(
     tokenizer: Tokenizer,
     sequence_length: int,
     examples: Sequence[Any],
-    rows_per_item: int = 1,
+    counts: Sequence[int] | None = None,
 ) -> Rows:
-    """Return the ids of texts and pairs, (a, None) or (a, b), as rows that are cut to fit."""
+    """Return the ids of texts and pairs, (a, None) or (a, b), as rows that are cut to fit.
+
+    `counts` are the rows of each example; None: one.
+    """
     rows = [pack_row(first, second, sequence_length, tokenizer) for first, second in texts]
     is_cut = [
         len(first) + len(second or ()) > len(ids) - (2 if second is None else 3)
         for (first, second), (ids, _) in zip(texts, rows, strict=True)
     ]
-    cut = list(map(any, zip(*[iter(is_cut)] * rows_per_item, strict=True)))
-    return pad_rows(rows, targets, tokenizer, examples, is_cut=cut, rows_per_item=rows_per_item)
+    each = iter(is_cut)
+    cut = [any([next(each) for _ in range(count)]) for count in counts or [1] * len(rows)]
+    return pad_rows(rows, targets, tokenizer, examples, is_cut=cut, counts=counts)
 
 
 def pack_row(
@@ -233,6 +259,16 @@ def cut_pair(size_a: int, size_b: int, room: int) -> tuple[int, int]:
     return min(size_a, room - kept_b), kept_b
 
 
+def start_windows(num_tokens: int, size: int, stride: int) -> range:
+    """Return the first token of each window of a text; the last window reaches the end."""
+    return range(0, max(num_tokens - size, 0) + stride, stride)
+
+
+def overlap_of(sequence_length: int) -> int:
+    """Return the tokens that two windows of a long text share: OVERLAP of what a row holds."""
+    return int(OVERLAP * (sequence_length - 2))
+
+
 def own_words(
     windows: Sequence[range], begins: Sequence[int], window_weight: float = 0.0
 ) -> list[int]:
@@ -290,4 +326,5 @@ def make_batch(rows: Rows, items: Tensor, device: torch.device) -> TaskBatch:
         copy_to(device, real) if is_padded else None,
         copy_to(device, types) if has_pairs else None,
         {name: copy_to(device, values) for name, values in targets.items()},
+        copy_to(device, taken.begins) if len(taken.lengths) > len(taken) else None,
     )

@@ -24,7 +24,15 @@ from electra.model.task_heads import UNANSWERABLE_WEIGHT, BeamSpanHead, SpanHead
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Constant, Family, Task, WrittenHead
 from electra.tasks.record import Columns, Record, find_splits, require_unique
-from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, own_words, pad_rows
+from electra.tasks.rows import (
+    Outputs,
+    Rows,
+    TaskBatch,
+    encode_texts,
+    own_words,
+    pad_rows,
+    start_windows,
+)
 from electra.tasks.squad_files import COLUMNS, FORMATS, read_asked, read_questions
 from electra.tasks.squad_score import score_v1, score_v2
 from electra.tokenizing.tokenizer import Tokenizer
@@ -125,7 +133,7 @@ def cut_windows(num_tokens: int, size: int, stride: int) -> list[tuple[range, ra
 
     Windows own neighbours, in order. Source: qa_tasks.py, _check_is_max_context there.
     """
-    starts = range(0, max(num_tokens - size, 0) + stride, stride)
+    starts = start_windows(num_tokens, size, stride)
     windows = [range(start, min(start + size, num_tokens)) for start in starts]
     owners = own_words(windows, range(num_tokens + 1), window_weight=0.01)
     borders = np.searchsorted(owners, range(len(windows) + 1)).tolist()

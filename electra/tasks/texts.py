@@ -2,9 +2,10 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
+import torch
 from torch import Tensor, nn
 
 from electra.model.config import EncoderConfig
@@ -12,8 +13,21 @@ from electra.model.task_heads import ClassifierHead, FeatureHead, PairHead
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Family
 from electra.tasks.record import Record
-from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_rows
+from electra.tasks.rows import (
+    Outputs,
+    Rows,
+    TaskBatch,
+    encode_texts,
+    overlap_of,
+    pack_rows,
+    start_windows,
+)
 from electra.tokenizing.tokenizer import Tokenizer
+
+Join = Literal["mean", "max", "first"]
+JOINS: tuple[Join, ...] = ("mean", "max", "first")
+"""How the logits of a text's windows become one: of each output the mean or the greatest, or those
+of the first window. Of equal scores on dev the first way in this order is taken."""
 
 
 class Example(NamedTuple):
@@ -35,6 +49,10 @@ class Texts(Family):
     metrics: tuple[str, ...] = ()
     has_pairs: bool = field(default=False, kw_only=True)
     """Whether an example is a pair of texts."""
+    max_windows: int = field(default=1, kw_only=True)
+    """Rows that a text may have; what is longer is cut. More than 1: only of single texts."""
+    join: Join | None = field(default=None, kw_only=True)
+    """How windows are joined; None before dev has chosen, and by the mean until then."""
 
     @property
     @abstractmethod
@@ -59,16 +77,35 @@ class Texts(Family):
     def encode(
         self, examples: Sequence[Example], tokenizer: Tokenizer, sequence_length: int
     ) -> Rows:
-        """Return each example as one row of at most `sequence_length` tokens."""
-        firsts = encode_texts(tokenizer, [each.text_a for each in examples], sequence_length)
+        """Return each example as one row of at most `sequence_length` tokens, or as its windows."""
+        size, overlap = sequence_length - 2, overlap_of(sequence_length)
+        stride, most = size - overlap, self._num_read
+        firsts = encode_texts(
+            tokenizer,
+            [each.text_a for each in examples],
+            self.max_tokens(sequence_length) + 2,  # more than fits shows that a text is cut
+        )
         pairs = [each.text_b for each in examples if each.text_b is not None]
         seconds = iter(encode_texts(tokenizer, pairs, sequence_length))
-        texts = [
-            (first, None if each.text_b is None else next(seconds))
-            for each, first in zip(examples, firsts, strict=True)
-        ]
-        labels = self.encode_labels([each.label for each in examples])
-        return pack_rows(texts, {"labels": labels}, tokenizer, sequence_length, examples)
+        texts, counts = [], []
+        for each, first in zip(examples, firsts, strict=True):
+            second = None if each.text_b is None else next(seconds)
+            *starts, last = start_windows(len(first), size, stride)[:most]
+            windows = [*(first[start : start + size] for start in starts), first[last:]]
+            texts += [(window, second) for window in windows]
+            counts.append(len(windows))
+        labels = {"labels": self.encode_labels([each.label for each in examples])}
+        return pack_rows(texts, labels, tokenizer, sequence_length, examples, counts)
+
+    def max_tokens(self, sequence_length: int) -> int:
+        """Return the tokens of a text that are read."""
+        size = sequence_length - 2
+        return size + (self._num_read - 1) * (size - overlap_of(sequence_length))
+
+    @property
+    def _num_read(self) -> int:
+        """Windows of a text that are read."""
+        return 1 if self.join == "first" else self.max_windows
 
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
         """Return a linear layer on one state of a row or on those of two texts, or BiLSTMs."""
@@ -81,9 +118,49 @@ class Texts(Family):
         return ClassifierHead(sizes, count, drop, pooling)
 
     def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
-        """Return (B, `num_outputs`) numbers."""
+        """Return (B, `num_outputs`) numbers, and of windows those of each way to join them."""
         rows = states, batch.attention_mask
         if isinstance(head, PairHead):
             assert batch.token_type_ids is not None
             return {"logits": head(*rows, batch.token_type_ids)}
-        return {"logits": head(*rows)}
+        logits = head(*rows)
+        if self.max_windows == 1:
+            return {"logits": logits}
+        ways = join_windows(logits, batch.begins)
+        return {"logits": ways[self.join or "mean"], **ways}
+
+    def fit_to_dev(self, dev: Rows, outputs: Outputs) -> tuple[Self, Outputs]:
+        """Return the family with the way to join windows that is best on dev, and its outputs."""
+        if self.max_windows == 1:
+            return self.fit_answers(dev, outputs), outputs
+        fits = []
+        for way in JOINS:
+            joined = {"logits": outputs[way]}
+            fits.append((replace(self, join=way).fit_answers(dev, joined), joined))
+        return max(fits, key=lambda fit: fit[0].score(dev, fit[1])[self.headline])
+
+    def fit_answers(self, dev: Rows, outputs: Outputs) -> Self:
+        """Return the family with what else dev decides, from the logits; by default nothing."""
+        return self
+
+    def tell_windows(self) -> dict[str, Any]:
+        """Return what a family that reads windows has in its facts, and in config.json."""
+        if self.max_windows == 1:
+            return {}
+        return {"windows": {"max_windows": self.max_windows, "join": self.join}}
+
+    @staticmethod
+    def restore(facts: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of this class of a saved model."""
+        return {"has_pairs": len(facts["columns"]) == 2, **facts.get("windows", {})}
+
+
+def join_windows(logits_RC: Tensor, begins: Tensor | None) -> dict[Join, Tensor]:
+    """Return the logits (B, C) of each item in each way of JOINS, from those of its rows."""
+    if begins is None:
+        return dict.fromkeys(JOINS, logits_RC)
+    return {
+        "mean": torch.segment_reduce(logits_RC, "mean", offsets=begins),
+        "max": torch.segment_reduce(logits_RC, "max", offsets=begins),
+        "first": logits_RC[begins[:-1]],
+    }

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from electra.inference.ask import Candidate
     from electra.inference.embed import Units
+    from electra.inference.predict import FinetunedModel
     from electra.inference.score import Score
     from electra.reports.tokens import Word
 
@@ -104,7 +105,7 @@ def predict_file(
     _note_blank(answers.blank, "has no answer: its fields are empty")
     if keep:
         answers = predicting.keep_columns(inputs.rows, answers)
-    _note_cut(answers.num_cut, count, model.sequence_length)
+    _note_cut(answers.num_cut, count, model)
     if out is None:
         print_lines(predicting.list_json(answers))
     else:
@@ -113,12 +114,15 @@ def predict_file(
     return answers.records
 
 
-def _note_cut(num_cut: int, count: int, length: int) -> None:
+def _note_cut(num_cut: int, count: int, model: "FinetunedModel") -> None:
     if num_cut:
         was = "was" if num_cut == 1 else "were"
+        length = model.sequence_length
+        most = model.network.family.max_tokens(length)
+        has_windows = most > length - 2
+        room = f"windows, {most:,} tokens," if has_windows else f"rows of {length} tokens"
         print_note(
-            f"{num_cut:,} of {count:,} inputs {was} longer than the run's rows of {length} tokens "
-            f"and {was} cut"
+            f"{num_cut:,} of {count:,} inputs {was} longer than the run's {room} and {was} cut"
         )
 
 
