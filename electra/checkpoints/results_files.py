@@ -36,6 +36,8 @@ class SeedResults(TypedDict, total=False):
     examples_per_second: float
     commit: str | None
     replaces: int
+    max_windows: int
+    join: str
 
 
 class Replaced(TypedDict):

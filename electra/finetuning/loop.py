@@ -325,6 +325,7 @@ def describe_seed(
         "kept_epoch": best.epoch,
         "degenerate": any(notes),
         "notes": [note for note in notes if note],
+        **family.facts().get("windows", {}),
         "epochs": history,
         "steps": training.steps,
         "train_seconds": training.seconds,

@@ -267,9 +267,7 @@ def read_seed(folder: Path) -> dict[str, Any]:
     with advise_to_remove(folder, "run the seed again"):
         path = folder / "results.json"
         record = read_object(path, SeedResults)
-        require_fields(
-            record, SeedResults.__annotations__.keys() - {"replaces", "other_scores"}, path
-        )
+        require_fields(record, SeedResults.__annotations__.keys() - OPTIONAL, path)
         return record
 
 
@@ -294,6 +292,8 @@ def summarise(folder: Path, task: Task, seeds: int) -> dict[str, Any]:
         for record in runs
         if record["notes"]
     ]
+    joins = ", ".join(f"{r['join']} (seed {r['seed']})" for r in runs if "join" in r)
+    notes += [f"windows of a long text are joined by {joins}, as dev chose"] if joins else []
     with_replacements = None
     if others:
         last = {record["replaces"]: seed for seed, record in others.items()}

@@ -116,11 +116,9 @@ def predict_file(
 
 def _note_cut(num_cut: int, count: int, model: "FinetunedModel") -> None:
     if num_cut:
-        was = "was" if num_cut == 1 else "were"
-        length = model.sequence_length
+        was, length = "was" if num_cut == 1 else "were", model.sequence_length
         most = model.network.family.max_tokens(length)
-        has_windows = most > length - 2
-        room = f"windows, {most:,} tokens," if has_windows else f"rows of {length} tokens"
+        room = f"windows ({most:,} tokens)" if most > length - 2 else f"rows of {length} tokens"
         print_note(
             f"{num_cut:,} of {count:,} inputs {was} longer than the run's {room} and {was} cut"
         )
