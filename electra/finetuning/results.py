@@ -267,7 +267,8 @@ def read_seed(folder: Path) -> dict[str, Any]:
     with advise_to_remove(folder, "run the seed again"):
         path = folder / "results.json"
         record = read_object(path, SeedResults)
-        require_fields(record, SeedResults.__annotations__.keys() - OPTIONAL, path)
+        optional = {"replaces", "other_scores", "max_windows", "join"}
+        require_fields(record, SeedResults.__annotations__.keys() - optional, path)
         return record
 
 
