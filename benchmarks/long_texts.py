@@ -38,11 +38,7 @@ SETTINGS = (
     *("epochs=3", "batch_size=8", "learning_rate=1e-3", "pooling=mean"),
     *("reseeds=0", "score_epochs=last"),
 )
-WAYS = {
-    "cut": ("sequence_length=64",),
-    "windows": ("sequence_length=64", "max_windows=8"),
-    "longer rows": ("sequence_length=128",),
-}
+WAYS = {"cut": ("sequence_length=64",), "windows": ("sequence_length=64", "max_windows=8")}
 
 
 def write_task(folder: Path, abstracts: Path) -> list[str]:
@@ -116,7 +112,7 @@ def main() -> None:
     found = {}
     for name, settings in WAYS.items():
         config = override(preset, (*SETTINGS, *settings, "threads=1", "device=cpu"))
-        folder = options.runs / name.replace(" ", "-")
+        folder = options.runs / name
         if not folder.exists():
             finetune(start, "own", data, folder, config, seeds=options.seeds, progress=ignore)
         test = read_task("own", data, config).examples["test"]
