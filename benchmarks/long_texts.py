@@ -5,13 +5,12 @@
 ABSTRACTS is the table of `benchmarks.labels`. A text is a title and its abstract; its label is its
 first category, if 1,000 texts have it. By a hash of the id the first texts are train, dev and test.
 Each way to read them is fine-tuned with the same seeds. All are scored on test, which no setting
-was chosen on; of windows also each way to join them.
+was chosen on.
 """
 
 import argparse
 import statistics
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,9 @@ from electra.checkpoints.manifest import find_commit
 from electra.checkpoints.results_files import read_results
 from electra.files import write_json, write_text
 from electra.finetuning.loop import finetune, ignore
-from electra.finetuning.network import load_network, run_network
 from electra.presets import finetune_preset
 from electra.reports.rendering import Table, to_markdown
-from electra.tasks.classification import Classification
-from electra.tasks.registry import read_task, restore_family
-from electra.tasks.texts import JOINS
-from electra.training.machine import Machine
+from electra.tasks.registry import read_task
 
 METRICS = ("accuracy", "macro_f1")
 SIZES = {"train": 500, "dev": 250, "test": 500}
@@ -41,8 +36,8 @@ SETTINGS = (
 WAYS = {"cut": ("sequence_length=64",), "windows": ("sequence_length=64", "max_windows=8")}
 
 
-def write_task(folder: Path, abstracts: Path) -> list[str]:
-    """Write the splits of the texts whose first category is a label, and return the labels."""
+def write_task(folder: Path, abstracts: Path) -> None:
+    """Write the splits of the texts whose first category is a label that train has."""
     rows, _ = read_abstracts(abstracts)
     begin, known = 0, set[str]()
     for split, size in SIZES.items():
@@ -51,50 +46,30 @@ def write_task(folder: Path, abstracts: Path) -> list[str]:
         known = known or {line["label"] for line in lines}  # of train
         write_rows(folder / f"{split}.jsonl", [line for line in lines if line["label"] in known])
         begin += size
-    return sorted(known)
 
 
-def describe(folder: Path, test: list[Any]) -> dict[str, Any]:
-    """Return what a fine-tuning read and said: the scores on test of each seed."""
+def describe(folder: Path) -> dict[str, Any]:
+    """Return what a fine-tuning read and said: the scores on test, and the join of each seed."""
     results = read_results(folder, "metric")
-    found = {
+    seeds = results["seeds"]
+    windows = [read_finetuned(folder, int(seed)).facts.get("windows", {}) for seed in seeds]
+    return {
         "num_cut": results["num_cut"],
-        "test": [seed["other_scores"]["test"] for seed in results["seeds"].values()],
-        "examples_per_second": results["examples_per_second"],
+        "test": [seed["other_scores"]["test"] for seed in seeds.values()],
+        "joins": [each["join"] for each in windows if each],
+        "commit": results["commit"],
     }
-    windows = [read_finetuned(folder, int(n)).facts.get("windows") for n in results["seeds"]]
-    if any(windows):
-        found["joins"] = [each["join"] for each in windows]
-        found["test_of_each"] = [score_ways(folder, int(n), test) for n in results["seeds"]]
-    return found
-
-
-def score_ways(folder: Path, seed: int, test: list[Any]) -> dict[str, Mapping[str, float]]:
-    """Return the scores on test of each way to join a seed's windows."""
-    model = read_finetuned(folder, seed)
-    family = restore_family(model.facts)
-    assert isinstance(family, Classification)
-    family = replace(family, join=None, metrics=METRICS)
-    rows = family.encode(test, model.tokenizer, model.config.sequence_length)
-    machine = Machine()
-    outputs = run_network(load_network(model, family, machine), rows, machine.device)
-    return {way: family.score(rows, {"logits": outputs[way]}) for way in JOINS}
 
 
 def tabulate(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a row for each way to read the texts, and for each way to join windows."""
-    rows: list[list[str]] = []
-
-    def add(name: str, cut: str, scores: list[Mapping[str, float]]) -> None:
-        cells = [[each[metric] for each in scores] for metric in METRICS]
-        spread = (f"{statistics.mean(c):.3f} ± {statistics.stdev(c):.3f}" for c in cells)
-        rows.append([name, cut, *spread])
-
+    """Return a row for each way to read the texts."""
+    rows = []
     for name, each in found.items():
-        add(f"{name} ({', '.join(WAYS[name])})", f"{each['num_cut']['test']:,}", each["test"])
-        for way in JOINS if "test_of_each" in each else ():
-            add(f"{name}, all by {way}", "", [seed[way] for seed in each["test_of_each"]])
-    return to_markdown(Table(["texts", "cut in test", *METRICS], rows))
+        cells = [[seed[metric] for seed in each["test"]] for metric in METRICS]
+        spread = (f"{statistics.mean(c):.3f} ± {statistics.stdev(c):.3f}" for c in cells)
+        told = f"{name} ({', '.join(WAYS[name])})"
+        rows.append([told, f"{each['num_cut']['test']:,}", ", ".join(each["joins"]), *spread])
+    return to_markdown(Table(["texts", "cut in test", "joined by", *METRICS], rows))
 
 
 def main() -> None:
@@ -107,7 +82,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     data, start = options.runs / "data", find_model(options.start)
-    labels = write_task(data, options.abstracts)
+    if not data.exists():
+        write_task(data, options.abstracts)
     preset = finetune_preset(read_model(start).encoder)
     found = {}
     for name, settings in WAYS.items():
@@ -115,20 +91,21 @@ def main() -> None:
         folder = options.runs / name
         if not folder.exists():
             finetune(start, "own", data, folder, config, seeds=options.seeds, progress=ignore)
-        test = read_task("own", data, config).examples["test"]
-        found[name] = describe(folder, test)
+        found[name] = describe(folder)
+    task = read_task("own", data, config)
+    labels, num_test = task.family.facts()["labels"], len(task.examples["test"])
     facts = {
         "start": options.start.name,
         "settings": list(SETTINGS),
         "ways": WAYS,
         "labels": labels,
-        "num_test": len(test),
+        "num_test": num_test,
         "device": "1 thread",
         "commit": find_commit(),
         "scores": found,
     }
     write_json(options.out, facts)
-    told = f"{len(labels)} first categories, {len(test):,} texts of test, {options.seeds} seeds"
+    told = f"{len(labels)} first categories, {num_test:,} texts of test, {options.seeds} seeds"
     head = f"`python -m benchmarks.long_texts`: {told}."
     write_text(options.out.with_suffix(".md"), f"{head}\n\n{tabulate(found)}\n")
 

@@ -155,10 +155,10 @@ class Texts(Family):
         return {"has_pairs": len(facts["columns"]) == 2, **facts.get("windows", {})}
 
 
-def join_windows(logits_RC: Tensor, begins: Tensor | None) -> dict[Join, Tensor]:
+def join_windows(logits_RC: Tensor, begins: Tensor | None) -> Outputs:
     """Return the logits (B, C) of each item in each way of JOINS, from those of its rows."""
     if begins is None:
-        return dict.fromkeys(JOINS, logits_RC)
+        return {way: logits_RC for way in JOINS}
     return {
         "mean": torch.segment_reduce(logits_RC, "mean", offsets=begins),
         "max": torch.segment_reduce(logits_RC, "max", offsets=begins),
