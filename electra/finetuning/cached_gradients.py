@@ -31,9 +31,9 @@ def backward_by_parts(
     `seed` is that of the dropout of the step, and `cached_rows` are the rows of a part, whose
     activations alone are kept; 0: those of all parts are.
     """
-    shape = len(taken), taken.rows_per_item
+    shape = len(taken), len(taken.lengths) // len(taken)
     targets = {name: values.view(-1, 1) for name, values in taken.targets.items()}
-    rows = dataclasses.replace(taken, targets=targets, rows_per_item=1)
+    rows = dataclasses.replace(taken, targets=targets, begins=torch.arange(len(taken.lengths) + 1))
     limits = (cached_rows, None) if cached_rows else (len(rows), PART_TOKENS)
     parts = list(map(torch.tensor, split_by_length(rows.lengths.tolist(), *limits)))
 

@@ -49,8 +49,9 @@ def _list_seeds(folder: Path) -> Iterator[int]:
 
 
 def _describe(family: Family) -> dict[str, Any]:
-    """Return what family and answers are, without the thresholds that dev chose."""
-    return {name: value for name, value in family.facts().items() if name != "thresholds"}
+    """Return what family and answers are, without what dev chose."""
+    chosen = ("thresholds", "windows")
+    return {name: value for name, value in family.facts().items() if name not in chosen}
 
 
 def add_answers(
@@ -60,17 +61,15 @@ def add_answers(
     weight, parts = job.config.teacher.weight, [rows.splits["train"]]
     parts += [rows.unlabelled] if rows.unlabelled else []
     examples = [each for part in parts for each in part.examples]
-    answers = torch.stack([_ask(teacher, job, examples, machine) for teacher in teachers]).mean(
-        dim=0
-    )
+    answers = torch.stack([_ask(teacher, examples, machine) for teacher in teachers]).mean(dim=0)
     kept = parts[0].targets if weight < 1 else {}
     lesson = dataclasses.replace(join_rows(parts), targets={**kept, "teacher": answers})
     return rows._replace(lesson=lesson)
 
 
-def _ask(teacher: Finetuned, job: Job, examples: Sequence[Any], machine: Machine) -> Tensor:
+def _ask(teacher: Finetuned, examples: Sequence[Any], machine: Machine) -> Tensor:
     """Return the answers of one model to all examples (N, ...), as `Family.soften`."""
-    family = job.task.family
-    network = load_network(teacher, restore_family(teacher.facts), machine)
+    family = restore_family(teacher.facts)
+    network = load_network(teacher, family, machine)
     encoded = family.encode(examples, teacher.tokenizer, teacher.config.sequence_length)
     return family.soften(run_network(network, encoded, machine.device))

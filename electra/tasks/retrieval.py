@@ -241,7 +241,8 @@ def _encode(
     ids = [(each, None) for each in encode_texts(tokenizer, texts, sequence_length)]
     numbers = torch.tensor([number_of(text) for text in texts], dtype=torch.int64)
     targets = {"texts": numbers.view(-1, width)}
-    return pack_rows(ids, targets, tokenizer, sequence_length, examples, width)
+    counts = [width] * len(numbers.view(-1, width))
+    return pack_rows(ids, targets, tokenizer, sequence_length, examples, counts)
 
 
 def number_of(text: str) -> int:

@@ -153,6 +153,7 @@ def join_rows(parts: Sequence[Rows]) -> Rows:
         first_lengths=torch.cat([part.first_lengths for part in parts]),
         targets={},
         is_cut=[cut for part in parts for cut in part.is_cut],
+        begins=add_up(torch.cat([part.counts for part in parts])),
         examples=[each for part in parts for each in part.examples],
     )
 
