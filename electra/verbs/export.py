@@ -125,10 +125,8 @@ def export(
             score on dev.
     """
     from electra.checkpoints.bundled import find_model
-    from electra.checkpoints.checkpoint import run_of
-    from electra.checkpoints.finetuned import find_seed, read_finetuned
-    from electra.checkpoints.folder import read_run_config
-    from electra.checkpoints.saved import is_finetuned, is_huggingface
+    from electra.checkpoints.finetuned import read_finetuned
+    from electra.checkpoints.saved import is_finetuned
     from electra.inference.network import load_encoder
     from electra.inference.search import describe_vectors
     from electra.inference.similarity import choose_layer, read_pairs
@@ -140,23 +138,16 @@ def export(
     run, folder, is_onnx = find_model(Path(model)), Path(out), onnx or int8 is not None
     is_tuned = is_finetuned(run)
     _check(run, form, dev, columns, scores, seed, dtype, is_tuned=is_tuned, is_onnx=is_onnx)
-    found: object = None
-    source = str(run)
-    if is_tuned:
-        tuned = find_seed(run, seed)
-        found, source = tuned.config, f"seed {tuned.seed} of {tuned.run}"
-    elif not is_huggingface(run):
-        found = read_run_config(run_of(run))
+    source, settings = _describe_source(run, seed)
     refuse_existing(folder)
     if dry_run:
-        raise Planned(found, f"read {source} and write {folder}")
-    similarity = None
+        raise Planned(settings, f"read {source} and write {folder}")
+    is_retrieval = form == "sentence-transformers" and dev is None
+    similarity = describe_vectors(read_finetuned(run, seed)) if is_retrieval else None
     if dev is not None:
         with Progress("choosing the layer", unit="sentences") as progress:
             pairs = read_pairs(Path(dev), columns)
             similarity = choose_layer(load_encoder(run), pairs, progress.update)
-    elif form == "sentence-transformers":
-        similarity = describe_vectors(read_finetuned(run, seed))
     rows = [] if is_tuned else _find_scores(run, scores)
     written = run_export(
         *(run, folder),
@@ -170,6 +161,19 @@ def export(
     )
     _print_export(folder, source, written, similarity)
     return Exported(written, similarity)
+
+
+def _describe_source(run: Path, seed: int | None) -> tuple[str, object]:
+    """Return what a model is called, and the settings of its training if they are known."""
+    from electra.checkpoints.checkpoint import run_of
+    from electra.checkpoints.finetuned import find_seed
+    from electra.checkpoints.folder import read_run_config
+    from electra.checkpoints.saved import is_finetuned, is_huggingface
+
+    if is_finetuned(run):
+        found = find_seed(run, seed)
+        return f"seed {found.seed} of {found.run}", found.config
+    return str(run), None if is_huggingface(run) else read_run_config(run_of(run))
 
 
 def _find_scores(run: Path, scores: Sequence[Place]) -> "list[Finetuning]":
