@@ -76,7 +76,8 @@ HEADS = {
 
 
 def test_every_family_has_a_head_here():
-    assert {head.facts["family"] for head in HEADS.values()} == {*FAMILIES}
+    without = {"retrieval"}  # whose encoder is the whole network: test_search
+    assert {head.facts["family"] for head in HEADS.values()} == {*FAMILIES} - without
 
 
 def draw_finetuned(head, body, tokenizer):
