@@ -27,7 +27,10 @@ def explain_arrow(path: Path) -> Iterator[None]:
     """Turn pyarrow's errors into ours."""
     try:
         yield
-    except (import_module("pyarrow").ArrowException, OSError) as error:
+    except UserError:
+        raise
+    except (import_module("pyarrow").ArrowException, OSError, ValueError, OverflowError) as error:
+        # The last two: text that is no UTF-8, dates that Python has not.
         reason = " ".join(str(error).split())
         raise UserError(f"{path} is damaged or cut off: {reason}") from None
 

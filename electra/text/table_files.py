@@ -146,8 +146,8 @@ def _read_parquet(path: Path, content: bytes) -> TableFile:
     parquet = import_extra("pyarrow.parquet", "parquet", path)
     with explain_arrow(path):
         table = parquet.read_table(io.BytesIO(content))
-        rows = table.to_pylist()
-    columns, lines = tuple(table.column_names), range(1, len(rows) + 1)
+        rows, columns = table.to_pylist(), tuple(table.column_names)
+    lines = range(1, len(rows) + 1)
     names = _find_names(table.schema.metadata or {})
     return TableFile(path, columns, rows, lines, names=names, unit="row")
 
