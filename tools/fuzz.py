@@ -372,12 +372,14 @@ def try_input(target: Target, name: str, content: bytes, work: Path) -> str:
     return ""
 
 
-def fuzz(target: Target, seconds: float, seed: int, work: Path) -> tuple[int, dict[str, Any]]:
+def fuzz(
+    target: Target, seconds: float, seed: int, work: Path, most: int | None = None
+) -> tuple[int, dict[str, Any]]:
     """Return how many inputs a reader got, and the first one for each place where it failed."""
     rng, number = random.Random(seed), 0
     faults: dict[str, tuple[str, bytes, str]] = {}
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while time.monotonic() < end and number != most:
         name = rng.choice(sorted(target.seeds))
         content = change(target.seeds[name], rng)
         if told := try_input(target, name, content, work):
