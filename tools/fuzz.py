@@ -272,7 +272,7 @@ def _read_run(run: Path) -> None:
     for path in run.glob("checkpoints/*/state.json"):
         with suppress(UserError, AttributeError, TypeError):
             facts = parse_object(path.read_bytes(), path)
-            hashes = facts.pop("sha256")
+            hashes = facts.pop("sha256", {})
             write_facts(path, facts, {name: hashes[name] for name in hashes if name != path.name})
     _read_all(read_manifest, read_run_config, read_pretrained)(run)
 
