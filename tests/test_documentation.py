@@ -188,6 +188,7 @@ def run_benchmark(words, monkeypatch):
 
 
 @pytest.mark.filterwarnings("default:.* is a grid; its best:UserWarning")
+@pytest.mark.filterwarnings("default:.* has no effect when:UserWarning")  # of the toy's settings
 @pytest.mark.parametrize(
     "pages", [PAGES[:1], pytest.param(PAGES, marks=pytest.mark.slow)], ids=["README", "all"]
 )
