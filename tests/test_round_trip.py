@@ -38,6 +38,7 @@ LAYER = {"dense.weight": torch.zeros(1, 1), "dense.bias": torch.zeros(1)}
 FAMILIES = {
     restore_family({**FACTS, "family": name}).as_transformers(LAYER).kind: name
     for name in reversed(REGISTERED)
+    if name != "retrieval"  # which has no head
 }
 """A family for each kind: the first of those that have it."""
 PRETRAINING = {"": None, "PreTraining": DiscriminatorHead}
