@@ -4,9 +4,9 @@ The text is generated, each run takes seconds on one thread, and results/referen
 sha256 of everything on the way: text, tokenizer, shards, weights, measures. `verify` repeats runs
 and compares them.
 
-Bits depend on the instructions that a CPU has and on the version of torch. So the runs use only
-what each x86-64 CPU with AVX2 has (INSTRUCTIONS). Where torch or the CPU is another one, scores are
-compared with the interval in which those of another seed would be.
+Bits depend on the CPU and on the version of torch. The runs use only what each x86-64 CPU with AVX2
+has (INSTRUCTIONS), but only the recorded CPU was tried. Where torch or the CPU is another one,
+scores are compared with the interval in which those of another seed would be.
 """
 
 import argparse
@@ -34,6 +34,7 @@ from electra.errors import UserError, require, require_choice
 from electra.files import read_object, sha256_facts, sha256_file, write_json, write_text
 from electra.reports.rendering import Table, to_markdown
 from electra.tokenizing.tokenizer import Tokenizer
+from electra.training.machine import Machine
 from tools.claims import find_half_width
 
 ROOT = Path(__file__).parent.parent
@@ -242,6 +243,7 @@ def find_versions() -> dict[str, str]:
         "torch": torch.__version__,
         "tokenizers": version("tokenizers"),
         "instructions": "AVX2" if capability.startswith("AVX") else capability,
+        "processor": Machine().name.rpartition(",")[0],  # no other one has been tried
     }
 
 
