@@ -51,7 +51,7 @@ class Hit(NamedTuple):
     """A passage that was found."""
 
     id: str
-    """Of a table with the column id that, else the passage's number in the corpus, from 1."""
+    """The passage's `id` in the table, or without that column its number in the corpus, from 1."""
     score: float
     """Cosine of its vector and the query's."""
     text: str

@@ -87,7 +87,8 @@ def import_model(
     roles = {path: find_roles(path, found) for path, found in sources.items()}
     words = Tokenizer.load(tokenizer or source)
     target = keep.tokenizer if keep else Tokenizer.load(extend) if extend else words
-    pieces = [[index] for index in keep.kept] if keep else find_pieces(words, target)
+    pieces = find_pieces(words, target) if extend else None
+    pieces = [[index] for index in keep.kept] if keep else pieces
     networks: dict[str, SavedModel] = {}
     for path, found in roles.items():
         for role, network in found.items():
@@ -96,7 +97,7 @@ def import_model(
             _require_rows(path, network.sizes.vocab_size, words.vocab_size)
             length = positions or read_length(path, network.sizes)
             given = network
-            network = _choose_rows(network, pieces, words.vocab_size)
+            network = _choose_rows(network, pieces, words.vocab_size) if pieces else network
             if keep:
                 _require_same_states(given, network, keep, length)
             if positions:
@@ -199,9 +200,6 @@ def find_pieces(old: Tokenizer, new: Tokenizer) -> list[list[int]]:
 
 def _choose_rows(network: SavedNetwork, pieces: list[list[int]], num_old: int) -> SavedNetwork:
     """Return a network with a row for each token: the mean of its pieces, from `find_pieces`."""
-    if pieces == [[index] for index in range(num_old)]:
-        return network
-
     def choose(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         chosen = dict(tensors)
         for name in {TOKENS, OUTPUT_BIAS} & tensors.keys():
