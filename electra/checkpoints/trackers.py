@@ -38,7 +38,7 @@ class Tracker:
             raise UserError(f"train.tracker={name} does not begin: {error}") from None
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Send what was measured at a step; a tracker that fails gets no more, and the run continues."""
+        """Send what was measured at a step; a tracker that fails gets no more records."""
         self._try("log", dict(values), step=step)
 
     def close(self) -> None:

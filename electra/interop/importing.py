@@ -200,6 +200,7 @@ def find_pieces(old: Tokenizer, new: Tokenizer) -> list[list[int]]:
 
 def _choose_rows(network: SavedNetwork, pieces: list[list[int]], num_old: int) -> SavedNetwork:
     """Return a network with a row for each token: the mean of its pieces, from `find_pieces`."""
+
     def choose(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         chosen = dict(tensors)
         for name in {TOKENS, OUTPUT_BIAS} & tensors.keys():
