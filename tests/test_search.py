@@ -247,3 +247,49 @@ def test_sentence_transformers_has_the_same_vectors(start, data, tmp_path, pooli
     card = (tmp_path / "exported" / "README.md").read_text()
     assert "SentenceTransformer(" in card
     assert "Layer and pooling" not in card
+
+
+@pytest.mark.slow
+def test_mteb_gives_the_same_scores(tuned, data, tmp_path):
+    retrieval = pytest.importorskip("mteb.abstasks.retrieval")
+    facts = pytest.importorskip("mteb.abstasks.task_metadata").TaskMetadata
+    loaders = pytest.importorskip("mteb.abstasks.retrieval_dataset_loaders")
+    make = pytest.importorskip("datasets").Dataset.from_list
+    queries, relevant = {}, {}
+    for pair in read_lines(data / "dev.jsonl"):
+        name = queries.setdefault(pair["query"], f"q{len(queries)}")
+        relevant.setdefault(name, {})[pair["positive"]] = 1
+
+    class Own(retrieval.AbsTaskRetrieval):
+        metadata = facts(
+            name="Own",
+            description="A task of these tests.",
+            type="Retrieval",
+            dataset={"path": "none", "revision": "none"},
+            eval_splits=["test"],
+            eval_langs=["eng-Latn"],
+            main_score="ndcg_at_10",
+        )
+
+        def load_data(self, **options):
+            asked = make([{"id": name, "text": text} for text, name in queries.items()])
+            corpus = make([{**each, "title": ""} for each in read_lines(data / "passages.jsonl")])
+            split = loaders.RetrievalSplitData(
+                queries=asked, corpus=corpus, relevant_docs=relevant, top_ranked=None
+            )
+            self.dataset, self.data_loaded = {"default": {"test": split}}, True
+
+    electra.export(tuned, out=tmp_path / "exported", form="sentence-transformers")
+    library = pytest.importorskip("sentence_transformers")
+    model = library.SentenceTransformer(str(tmp_path / "exported"), device="cpu")
+    judged = pytest.importorskip("mteb").evaluate(
+        model, Own(), cache=None, show_progress_bar=False, raise_error=True
+    )
+    (theirs,) = judged.task_results[0].scores["test"]
+    (seed,) = json.loads((tuned / "results.json").read_text())["seeds"].values()
+    ours = seed["scores"]
+    assert 0.5 < ours["ndcg@10"] < 1
+    names = {"ndcg@10": "ndcg_at_10", "mrr@10": "mrr_at_10", "recall@100": "recall_at_100"}
+    assert {name: theirs[key] for name, key in names.items()} == pytest.approx(
+        {name: ours[name] for name in names}, abs=1e-5
+    )
