@@ -23,7 +23,7 @@ from languages import TEXTS
 from refusals import refuse
 from tokenizers import models, pre_tokenizers
 
-from electra.files import write_json
+from electra.files import read_object, write_json
 from electra.interop.importing import import_model
 from electra.tokenizing import foreign
 from electra.tokenizing.config import TokenizerConfig
@@ -123,7 +123,9 @@ def test_what_transformers_leaves_out_of_a_file_is_told(tmp_path, spm):
     folder = write_folder(tmp_path / "hub", {"model_type": "deberta-v2"}, do_lower_case=False)
     write_json(folder / "added_tokens.json", {"[MASK]": 408})
     (folder / "spm.model").write_bytes(spm["deberta"])
-    says = rf"not normalise text as {folder}/spm.model says \(Precompiled\).*name it: --tokenizer"
+    says = (
+        rf"not change or cut text as {folder}/spm.model says \(Precompiled\).*name it: --tokenizer"
+    )
     with pytest.warns(UserWarning, match=says):
         ours = Tokenizer.load(folder)
     compare(folder)
@@ -140,6 +142,16 @@ def test_what_transformers_leaves_out_of_a_file_is_told(tmp_path, spm):
     with pytest.warns(UserWarning, match=r"tokenizer.json says \(case\)"):
         assert Tokenizer.load(tmp_path / "t").lowercase
     assert not Tokenizer.load(tmp_path / "t/tokenizer.json").lowercase
+    # Nor does it cut numbers as the file says.
+    content = read_object(tmp_path / "t/tokenizer.json")
+    digits = {"type": "Digits", "individual_digits": True}
+    rules = {"type": "Sequence", "pretokenizers": [content["pre_tokenizer"], digits]}
+    write_json(tmp_path / "t/tokenizer.json", {**content, "pre_tokenizer": rules})
+    with pytest.warns(UserWarning, match=r"tokenizer.json says \(Digits, case\)"):
+        Tokenizer.load(tmp_path / "t")
+    rules["type"] = 7
+    write_json(tmp_path / "t/tokenizer.json", {**content, "normalizer": rules})
+    refuse("tokenizer.json: its normalizer has the type 7", Tokenizer.load, tmp_path / "t")
 
 
 CORPUS = Path(__file__).parents[2] / "shared/data/corpus"
@@ -179,7 +191,7 @@ def test_ten_thousand_lines_have_the_tokens_of_deberta(tmp_path):
         input=str(path), model_prefix=str(folder / "spm"), vocab_size=8000, minloglevel=2,
         **OF_DEBERTA,
     )  # fmt: skip
-    with pytest.warns(UserWarning, match="does not normalise text as"):
+    with pytest.warns(UserWarning, match="does not change or cut text as"):
         Tokenizer.load(folder)
     ours = compare(folder, lines)
     transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "fast")

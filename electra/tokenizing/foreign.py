@@ -54,6 +54,8 @@ EXPECTED = (
 )
 SPACES = {"Replace", "Strip", "Prepend", "ByteLevel"}
 """Parts of a normaliser with which classes write spaces, each in its own way."""
+BORDERS = {"Split", "Digits", "Punctuation", "UnicodeScripts", "FixedLength", "CharDelimiterSplit"}
+"""Parts that cut a text elsewhere than at spaces and at what the words of BERT end with."""
 BERT_FLAGS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
 TRIAL_SECONDS, ASK_SECONDS = 30, 600
 """After which a process is ended. A sound tokenizer takes a second; transformers takes some to
@@ -168,7 +170,7 @@ def _read_as_transformers(
         for flag in BERT_FLAGS:
             _read_flag(settings, flag)
     file = whole if whole.is_file() else next(iter(sorted(folder.glob("*.model"))), None)
-    says = _read_normalizer(file) if file else None
+    normalizer, pre_tokenizer = _read_rules(file) if file else (None, None)
     require(
         find_spec("transformers") is not None,
         f"{folder} has the tokenizer of another program, which transformers reads: pip install "
@@ -185,13 +187,13 @@ def _read_as_transformers(
     with _refuse_unlike(folder / "tokenizer_config.json"):
         state = check_state(parse_object(answer["tokenizer.json"], folder))
         found = define(state | settings.get(WRITTEN_FOR_TRANSFORMERS, {}), answer["special_tokens"])
-    kinds = {part["type"] for part in parts_of(found.state["normalizer"])}
-    lost = {part["type"] for part in parts_of(says)} - kinds - SPACES
-    if file == whole and lowers_case({"normalizer": says}) != lowers_case(found.state):
+    lost = _kinds(normalizer) - _kinds(found.state["normalizer"]) - SPACES
+    lost |= (_kinds(pre_tokenizer) & BORDERS) - _kinds(found.state["pre_tokenizer"])
+    if file == whole and lowers_case({"normalizer": normalizer}) != lowers_case(found.state):
         lost.add("case")
     if lost:
         warnings.warn(
-            f"{answer['class']} of transformers, which is followed, does not normalise text as "
+            f"{answer['class']} of transformers, which is followed, does not change or cut text as "
             f"{file} says ({', '.join(sorted(lost))}); to follow the file, name it: --tokenizer "
             f"{file}",
             stacklevel=5,
@@ -199,12 +201,17 @@ def _read_as_transformers(
     return found
 
 
-def _read_normalizer(path: Path) -> Any:
-    """Return what a file says of the normalisation, before any other program reads it."""
+def _kinds(stage: Any) -> set[str]:
+    return {part["type"] for part in parts_of(stage)}
+
+
+def _read_rules(path: Path) -> tuple[Any, Any]:
+    """Return a file's normaliser and pre-tokenizer, before any other program reads it."""
     with _refuse_unlike(path):
         if path.suffix == ".json":
-            return check_state(read_object(path))["normalizer"]
-        return {"type": "Sequence", "normalizers": read_model(path.read_bytes()).normalizer}
+            state = check_state(read_object(path))
+            return state["normalizer"], state["pre_tokenizer"]
+        return {"type": "Sequence", "normalizers": read_model(path.read_bytes()).normalizer}, None
 
 
 def _ask(folder: Path, name: str, settings: Settings, config: Settings) -> dict[str, Any]:
@@ -254,6 +261,8 @@ def check_state(content: Mapping[str, Any]) -> State:
     )
     for stage in ("normalizer", "pre_tokenizer", "decoder"):
         parts = parts_of(state[stage])
+        for part in parts:
+            require(isinstance(part["type"], str), f"its {stage} has the type {part['type']!r}")
         growth = math.prod(map(_growth, parts))
         require(
             growth <= MAX_GROWTH,
