@@ -2,6 +2,7 @@
 
 import io
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -92,7 +93,9 @@ def test_both_files_hold_the_same(network, tmp_path, monkeypatch, unit):
     monkeypatch.setattr("electra.inference.embed.CHUNK", 10)
     texts = TEXTS * 4  # two parts
     paths = [tmp_path / f"out{kind}" for kind in (".npy", ".parquet")]
-    counts = [write_embeddings(path, network, texts, unit=unit, layer=1) for path in paths]
+    encode = partial(embed if unit == "text" else embed_units, network, layer=1)
+    how = {"size": 128, "facts": {"unit": unit}}
+    counts = [write_embeddings(path, encode, texts, **how) for path in paths]
     array, table = np.load(paths[0]), parquet.read_table(paths[1])
     assert [len(array), table.num_rows] == counts
     states, rows = np.stack(table["embedding"].to_numpy()), table["row"].to_numpy()
@@ -109,7 +112,7 @@ def test_both_files_hold_the_same(network, tmp_path, monkeypatch, unit):
         assert table["text"].to_pylist() == words
         assert words[-7:] == ["a", "young", "doctor", "painted", "the", "castle", "."]
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".npy", ".parquet"]
-    write_embeddings(paths[1], network, ["a \ud800 b"], unit=unit)  # half a character
+    write_embeddings(paths[1], encode, ["a \ud800 b"], **how)  # half a character
     assert parquet.read_table(paths[1])["text"][0].as_py() in ("a \ufffd b", "a")
 
 
@@ -141,7 +144,7 @@ def test_what_cannot_be_embedded_is_refused(run, network, tmp_path, capsys):
     refuse("holds no line of text", read_texts, tmp_path / "empty.txt")
     refuse("must be lines of text, or a .tsv", read_texts, tmp_path / "texts.json")
     refuse("; title must be a column of", read_texts, tmp_path / "texts.txt", "title")
-    refuse("layer must lie", write_embeddings, tmp_path / "x.npy", network, TEXTS, layer=3)
+    refuse("layer must lie", embed, network, TEXTS, layer=3)
     given = ["embed", run, "--input", tmp_path / "texts.txt", "--out"]
     for words, message in (
         (["x.txt"], "must be a .npy or .parquet file, not '.txt'"),

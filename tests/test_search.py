@@ -1,24 +1,30 @@
 """A search by a fine-tuning for retrieval: its index, hard negatives, and what it exports."""
 
+import asyncio
 import dataclasses
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 from commands import refuse_command, succeed
 from refusals import refuse
 from runs import flip_bit
+from services import served
 from tasks import ignore, small_finetune, write_files
 from test_family import draw_task
 
 import electra
+from benchmarks.serve import Client, read_memory
 from electra.assignments import override
 from electra.checkpoints.finetuned import read_finetuned
 from electra.finetuning.loop import finetune
 from electra.inference import mining, search
+from electra.inference.models import load_models
 from electra.inference.search import build_index, load_searcher, nearest, open_index
 from electra.tasks.config import RetrievalConfig
 from electra.tasks.registry import read_task
+from electra.training.machine import Machine
 
 
 def lines(rows):
@@ -138,7 +144,7 @@ def test_the_command_and_the_library_find_the_same(tuned, data, tmp_path, capsys
     assert len(found) == 3
     for where in (place, str(corpus)):
         (hits,) = electra.search(tuned, [query], corpus=where, top=3)
-        assert [hit._asdict() for hit in hits] == found
+        assert list(map(asdict, hits)) == found
     out, _ = succeed(capsys, *words, "--corpus", place)
     assert found[0]["id"] in out
     texts = tmp_path / "texts"
@@ -146,6 +152,117 @@ def test_the_command_and_the_library_find_the_same(tuned, data, tmp_path, capsys
     out, err = succeed(capsys, "search", tuned, "p t x", "--corpus", texts, "--json")
     assert {each["id"] for each in json.loads(out)["passages"]} == {"1", "2", "3"}
     assert "1 of 3 passages longer than rows of 24 tokens, and cut" in " ".join(err.split())
+
+
+def test_embeddings_are_the_vectors_of_the_search(tuned, searcher, tmp_path, capsys):
+    texts = ["the queen", "", "in 1912 " * 40]
+    ours, num_cut = searcher.encode([texts[0], texts[2]])
+    assert num_cut == 1
+    model = electra.load(tuned)
+    vectors = electra.embed(model, texts)
+    assert np.isnan(vectors[1]).all()
+    assert vectors[[0, 2]] == pytest.approx(ours, abs=1e-6)
+    assert electra.embed(model, [""]).shape == (1, 64)
+    states = electra.embed(model, texts, pooling="mean")
+    assert states[0] / np.linalg.norm(states[0]) == pytest.approx(ours[0], abs=1e-6)
+    assert np.abs(states[2] / np.linalg.norm(states[2]) - ours[1]).max() > 1e-3  # of all pieces
+    (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n")
+    words = ["embed", tuned, "--input", tmp_path / "texts.txt", "--out"]
+    _, err = succeed(capsys, *words, tmp_path / "out.npy")
+    assert np.array_equal(np.load(tmp_path / "out.npy"), vectors, equal_nan=True)
+    assert "1 of 3 inputs was longer than the run's rows of 24 tokens and was cut" in " ".join(
+        err.split()
+    )
+    _, err = succeed(capsys, *words, tmp_path / "layer.npy", "--layer", "2")
+    assert np.load(tmp_path / "layer.npy") == pytest.approx(states, abs=1e-6, nan_ok=True)
+    assert "cut" not in err
+
+
+def test_after_a_fine_tuning_comes_the_search(start, data, tmp_path, capsys):
+    out, short = tmp_path / "out", ["epochs=1", "threads=1", "retrieval.corpus=passages.jsonl"]
+    given = ["--task", "retrieval", "--data", data, "--out", out, "--set", *short]
+    printed, _ = succeed(capsys, "finetune", start, *given)
+    assert printed.splitlines()[-1] == f"next: electra search {out} 'a query' --corpus FILE"
+
+
+WRONG = [
+    ("search", {"queries": ["a", " "]}, 422, "query 2 is empty; give it a text"),
+    ("search", {"queries": []}, 422, "queries: List should have at least 1 item"),
+    ("search", {"queries": ["a"], "top": 51}, 422, "top: Input should be less than or equal to 50"),
+    ("search", {"texts": ["a"]}, 422, "unknown field 'texts'"),
+    ("embed", {"texts": ["a"], "layer": 1}, 422, "has vectors of its own; leave layer and pooling"),
+    ("detect", {"texts": ["a"]}, 404, "cannot detect; it answers predict, embed, search"),
+]
+
+
+def test_the_service_searches_as_the_command_does(tuned, index, data):
+    pytest.importorskip("fastapi")
+    queries = [each["query"] for each in read_lines(data / "dev.jsonl")][:20]
+    expected = electra.search(tuned, queries, corpus=index.folder, top=3)
+
+    async def ask(port, pid):
+        client, path = Client(port), f"/models/{tuned.name}"
+        for verb, body, status, line in WRONG:
+            found, _, answer = await client.send("POST", f"{path}/{verb}", body)
+            assert (found, list(answer)) == (status, ["error"])
+            assert line in answer["error"]
+        _, _, vectors = await client.send("POST", f"{path}/embed", {"texts": [queries[0], " "]})
+        assert vectors[1] is None
+        assert vectors[0] == pytest.approx(electra.embed(tuned, queries[:1])[0], abs=1e-5)
+        memory = []
+        for _ in range(2):
+            for _ in range(150):
+                body = {"queries": queries, "top": 3}
+                _, _, answer = await client.send("POST", f"{path}/search", body)
+            memory.append(read_memory(pid))
+        assert memory[1] - memory[0] < 2 << 20
+        client.close()
+        return answer
+
+    with served(tuned, "--index", index.folder) as (process, port):
+        answer = asyncio.run(ask(port, process.pid))
+    for query, hits, found in zip(queries, expected, answer, strict=True):
+        assert found["query"] == query
+        for ours, theirs in zip(hits, found["passages"], strict=True):
+            assert theirs == asdict(ours) | {"score": pytest.approx(ours.score, abs=1e-5)}
+
+
+def test_an_index_that_is_replaced_is_read_as_it_was(searcher, index, tmp_path):
+    before = index.read(len(index.places) - 1)
+    index.folder.rename(tmp_path / "moved")
+    assert index.read(len(index.places) - 1) == before
+
+
+def test_an_index_needs_its_model(start, tuned, index, tmp_path):
+    refuse("is for a model for retrieval; none of encoder is one", load_models, [start], Machine(),
+           index.folder)  # fmt: skip
+    refuse("none/electra.json", load_models, [tuned], Machine(), tmp_path / "none")
+
+
+def test_neighbouring_passages_are_pairs(tmp_path, capsys):
+    first = "One is a sentence. It has a second one! And a third? Here is the last."
+    text = f"{first}\nNo stop ends this line\n\nAlone.\n\n私は船を見た。君も船を見た。\n"
+    (tmp_path / "text.txt").write_text(text)
+    out = tmp_path / "pairs.jsonl"
+    printed, _ = succeed(capsys, "pair", tmp_path / "text.txt", "--out", out, "--chars", "40")
+    assert read_lines(out) == [
+        {"query": "One is a sentence. It has a second one!",
+         "positive": "And a third? Here is the last."},
+    ]  # fmt: skip
+    assert "1 pair" in printed
+    out = tmp_path / "shorter.jsonl"
+    assert electra.pair([tmp_path / "text.txt"], out=out, chars=10) == 3
+    assert read_lines(out)[-1] == {"query": "私は船を見た。", "positive": "君も船を見た。"}
+    task = read_task("retrieval", out, small_finetune(dev_fraction=0.3))
+    assert {name: len(each) for name, each in task.examples.items()} == {"train": 2, "dev": 1}
+    (tmp_path / "one.txt").write_text("Alone.\n")
+    refuse_command("no document has two passages of 200 characters", capsys, "pair",
+                   tmp_path / "one.txt", "--out", tmp_path / "none.jsonl")  # fmt: skip
+    refuse(
+        "chars must be 1 or more, not 0", electra.pair, [out], out=tmp_path / "none.jsonl", chars=0
+    )
+    refuse_command("must be a .jsonl", capsys, "pair", out, "--out", tmp_path / "x.tsv")
+    assert not [*tmp_path.glob("none*")]
 
 
 def test_what_cannot_be_searched_is_refused(tuned, searcher, index, data, tmp_path, capsys):

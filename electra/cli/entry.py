@@ -42,7 +42,7 @@ VERBS = {
     "All steps at once": (quickstart,),
     "Corpus": (verbs.tokenizer, verbs.prepare, verbs.inspect),
     "Pre-training": (verbs.pretrain, verbs.show, verbs.import_, verbs.plan, verbs.flops),
-    "Fine-tuning": (verbs.finetune, verbs.mine, verbs.submit),
+    "Fine-tuning": (verbs.finetune, verbs.pair, verbs.mine, verbs.submit),
     "The paper's tables and figures": (reproduce,),
     "Results": (verbs.report, verbs.verify, verbs.predict_file, verbs.search)
     + (verbs.detect, verbs.fill, verbs.score_file, verbs.embed_file, verbs.export),

@@ -23,7 +23,6 @@ from electra.processes import Tell, silent
 from electra.text.characters import replace_surrogates
 
 Pooling = Literal["mean", "cls"]
-Unit = Literal["text", "word", "token"]
 FORMATS = (".npy", ".parquet")
 CHUNK = 4096
 """Texts that are embedded, and written, at a time."""
@@ -125,23 +124,22 @@ def _compute_states(
 
 def write_embeddings(
     path: Path,
-    network: LoadedEncoder,
+    encode: Callable[[Sequence[str]], np.ndarray | list[Units]],
     texts: Sequence[str],
     *,
-    unit: Unit = "text",
-    layer: int | None = None,
-    pooling: Pooling = "mean",
+    size: int,
+    facts: dict[str, Any],
     progress: Tell = silent,
 ) -> int:
     """Write the embeddings of texts, their words or their tokens, and return their number.
 
     A .npy file has of texts an array of embeddings, of words and tokens an array of elements with
     row (number of the text), start, end and embedding. A .parquet file has these as columns, and
-    the text. Layer and pooling are as in `embed`.
+    the text; its schema keeps `facts`, which say how they are made, with "unit": text, word or
+    token. `encode` gives the embeddings of some texts, of `size` numbers each, as `embed`, or their
+    units, as `embed_units`.
     """
-    size, num_written = network.encoder.config.hidden_size, 0
-    layer = network.num_layers if layer is None else layer
-    facts = {"unit": unit, "layer": layer, "pooling": pooling}
+    num_written = 0
     places = [("row", "<i8"), ("start", "<i4"), ("end", "<i4")]
     dtype = np.dtype([*places, ("embedding", "<f4", (size,))])
     make_folder(path.parent)
@@ -150,14 +148,13 @@ def write_embeddings(
         with opener(incomplete, dtype, facts, texts) as write:
             for first in range(0, len(texts), CHUNK):
                 chunk = texts[first : first + CHUNK]
-                if unit == "text":
-                    states = embed(network, chunk, layer=layer, pooling=pooling)
+                found = encode(chunk)
+                if isinstance(found, np.ndarray):
                     counts = [1] * len(chunk)
-                    columns: Any = 0, list(map(len, chunk)), states
+                    columns: Any = 0, list(map(len, chunk)), found
                 else:
-                    units = embed_units(network, chunk, unit=unit, layer=layer)
-                    counts = [len(each.starts) for each in units]
-                    columns = map(np.concatenate, zip(*units, strict=True))
+                    counts = [len(each.starts) for each in found]
+                    columns = map(np.concatenate, zip(*found, strict=True))
                 elements = np.empty(sum(counts), dtype)
                 elements["row"] = np.repeat(range(first, first + len(chunk)), counts)
                 elements["start"], elements["end"], elements["embedding"] = columns

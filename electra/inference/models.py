@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from electra.checkpoints.bundled import find_model
 from electra.checkpoints.checkpoint import list_checkpoints, run_of, step_of
 from electra.checkpoints.finetuned import read_finetuned
@@ -18,7 +20,9 @@ from electra.inference.ask import Candidate, detect, fill
 from electra.inference.embed import Pooling, embed
 from electra.inference.network import LoadedEncoder, LoadedNetwork, load_kept, load_network
 from electra.inference.predict import FinetunedModel, load_model
+from electra.inference.search import Hit, Index, Searcher, open_index, search
 from electra.reports.tokens import Word
+from electra.tasks.retrieval import Retrieval
 from electra.text.streams import stamp_of
 from electra.training.machine import Machine
 
@@ -159,8 +163,12 @@ class Embed:
     def __call__(self, texts: list[str]) -> list[list[float] | None]:
         """Return the embeddings of texts; None: of a blank one."""
         found = embed(self.encoder, texts, layer=self.layer, pooling=self.pooling)
-        rows = zip(texts, found.tolist(), strict=True)
-        return [row if text.strip() else None for text, row in rows]
+        return _list_rows(texts, found)
+
+
+def _list_rows(texts: list[str], found: np.ndarray) -> list[list[float] | None]:
+    rows = zip(texts, found.tolist(), strict=True)
+    return [row if text.strip() else None for text, row in rows]
 
 
 @dataclass(eq=False)
@@ -173,7 +181,16 @@ class TaskModel:
     folder: Path
     dev_examples: Sequence[Mapping[str, Any]] = ()
     """Records of the dev set that clients may see."""
-    verbs: tuple[str, ...] = ("predict",)
+    searcher: Searcher | None = None
+    """The same model, if it is for retrieval."""
+    index: Index | None = None
+    """What it searches in."""
+
+    @property
+    def verbs(self) -> list[str]:
+        """What the model can be asked."""
+        verbs = {"predict": True, "embed": self.searcher, "search": self.index}
+        return [verb for verb, part in verbs.items() if part]
 
     def describe(self) -> dict[str, Any]:
         """Return what a user needs to know before asking."""
@@ -181,7 +198,7 @@ class TaskModel:
         return {
             "name": self.name,
             "kind": "fine-tuned",
-            "verbs": list(self.verbs),
+            "verbs": self.verbs,
             "task": self.task,
             "family": family.facts()["family"],
             "labels": list(getattr(family, "labels", None) or []),
@@ -201,20 +218,51 @@ class TaskModel:
         marked = zip(answers.records, answers.is_cut, strict=True)
         return [{**record, "is_cut": is_cut} for record, is_cut in marked]
 
+    def embed(self, texts: list[str]) -> list[list[float] | None]:
+        """Return the vectors of texts, as `Embed` its embeddings."""
+        assert self.searcher
+        return _list_rows(texts, self.searcher.embed(texts)[0])
+
+
+@dataclass(frozen=True)
+class Search:
+    """The question for passages as of `search.search`; equal ones are computed together."""
+
+    model: TaskModel
+    top: int
+
+    def __call__(self, queries: list[str]) -> list[list[Hit]]:
+        """Return the passages nearest each query."""
+        assert self.model.searcher
+        assert self.model.index
+        return search(self.model.searcher, self.model.index, queries, self.top)
+
 
 ServedModel = PretrainedModel | TaskModel
 
 
-def load_models(folders: Sequence[Path], machine: Machine, **how: bool) -> dict[str, ServedModel]:
+def load_models(
+    folders: Sequence[Path], machine: Machine, index: Path | None = None, **how: bool
+) -> dict[str, ServedModel]:
     """Return the models of some folders by name, each as of `read_model`."""
     named = name_folders(folders)
-    return {name: read_model(name, folder, machine, **how) for name, folder in named.items()}
+    models = {name: read_model(name, each, machine, index, **how) for name, each in named.items()}
+    has_one = index is None or any("search" in model.verbs for model in models.values())
+    listed = ", ".join(named)
+    require(has_one, f"--index {index} is for a model for retrieval; none of {listed} is one")
+    return models
 
 
 def read_model(
-    name: str, folder: Path, machine: Machine, *, may_wait: bool = False, shows_dev: bool = False
+    name: str,
+    folder: Path,
+    machine: Machine,
+    index: Path | None = None,
+    *,
+    may_wait: bool = False,
+    shows_dev: bool = False,
 ) -> ServedModel:
-    """Return the model of a folder.
+    """Return the model of a folder; one for retrieval searches in the index, if there is one.
 
     With `may_wait` a run may have no checkpoint; with `shows_dev` the examples of a fine-tuned
     model are those of its dev set.
@@ -223,7 +271,11 @@ def read_model(
         finetuned = read_finetuned(folder)
         examples = finetuned.facts["examples"] if shows_dev else ()
         task = str(finetuned.facts["task"])
-        return TaskModel(name, load_model(finetuned, machine), task, folder, examples)
+        model = TaskModel(name, load_model(finetuned, machine), task, folder, examples)
+        if isinstance(model.model.network.family, Retrieval):
+            model.searcher = Searcher(model.model, finetuned.sha256)
+            model.index = open_index(index, model.searcher) if index else None
+        return model
     model = PretrainedModel(name, folder, machine)
     is_empty = model.is_run and not list_checkpoints(run_of(folder))
     if not (is_empty and may_wait):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from electra.checkpoints.finetuned import Finetuned
 from electra.errors import UserError, refuse_unlike, require
 from electra.finetuning.network import run_network
 from electra.inference.embed import Pooling
-from electra.inference.network import PRECISION
+from electra.inference.network import PRECISION, require_numbers
 from electra.inference.predict import FinetunedModel, load_model
 from electra.interop.sentence_transformers import Similarity
 from electra.processes import Tell, silent
@@ -47,7 +47,8 @@ ASKED = 1024
 Item = TypeVar("Item")
 
 
-class Hit(NamedTuple):
+@dataclass(frozen=True)
+class Hit:
     """A passage that was found."""
 
     id: str
@@ -71,7 +72,16 @@ class Searcher:
         assert isinstance(family, Retrieval)
         rows = family.encode_texts(texts, self.model.tokenizer, self.model.sequence_length)
         outputs = run_network(self.model.network, rows, self.model.machine.device, progress)
-        return outputs["vectors"][:, 0].numpy(), rows.num_cut
+        return require_numbers(outputs["vectors"][:, 0]).numpy(), rows.num_cut
+
+    def embed(self, texts: Sequence[str]) -> tuple[np.ndarray, int]:
+        """Return the same, with NaN for a blank text."""
+        size, num_cut = self.model.network.encoder.config.hidden_size, 0
+        vectors = np.full((len(texts), size), np.nan, np.float32)
+        asked = [number for number, text in enumerate(texts) if text.strip()]
+        if asked:
+            vectors[asked], num_cut = self.encode([texts[number] for number in asked])
+        return vectors, num_cut
 
 
 @dataclass(frozen=True)
@@ -84,12 +94,14 @@ class Index:
     """float16."""
     places: np.ndarray
     """Byte at which each passage begins."""
+    lines: np.ndarray
+    """The bytes of the passages, those of the file that was opened, whatever lies there now."""
 
     def read(self, number: int) -> tuple[str, str]:
         """Return id and text of a passage by its number, from 0."""
-        with (self.folder / PASSAGES).open("rb") as file:
-            file.seek(int(self.places[number]))
-            passage = files.parse_object(file.readline(), f"{file.name} line {number + 1}")
+        begin, *rest = map(int, self.places[number : number + 2])
+        line = self.lines[begin : rest[0] if rest else None].tobytes()
+        passage = files.parse_object(line, f"{self.folder / PASSAGES} line {number + 1}")
         return passage["id"], passage["text"]
 
 
@@ -204,7 +216,6 @@ def _write_passages(
             done += len(block)
             if done > state["done"]:
                 found, cut = searcher.encode([text for _, text in block])
-                require(bool(np.isfinite(found).all()), "a vector is no number; the model diverged")
                 vectors.write(found.astype("<f2").tobytes())
                 vectors.flush()
                 state |= {"done": done, "num_cut": state["num_cut"] + cut}
@@ -232,7 +243,7 @@ def open_index(folder: Path, searcher: Searcher) -> Index:
     )
     vectors = np.memmap(folder / VECTORS, "<f2", "r", shape=shape)
     places = np.memmap(folder / PLACES, "<i8", "r", shape=shape[:1])
-    return Index(folder, facts, vectors, places)
+    return Index(folder, facts, vectors, places, np.memmap(folder / PASSAGES, mode="r"))
 
 
 def is_index(folder: Path) -> bool:
@@ -256,11 +267,16 @@ def nearest(
     return scores.numpy(), numbers.numpy()
 
 
+def refuse_empty(queries: Sequence[str]) -> None:
+    """Refuse a query without text by its number, from 1."""
+    for number, query in enumerate(queries, 1):
+        require(query.strip() != "", f"query {number} is empty; give it a text")
+
+
 def search(searcher: Searcher, index: Index, queries: Sequence[str], top: int) -> list[list[Hit]]:
     """Return of each query the nearest passages, the best first."""
     require(top >= 1, f"top must be 1 or more, not {top}")
-    for number, query in enumerate(queries, 1):
-        require(query.strip() != "", f"query {number} is empty; give it a text")
+    refuse_empty(queries)
     found = []
     for part in blocks_of(queries, ASKED):
         each = nearest(index.vectors_NH, searcher.encode(part)[0], top)

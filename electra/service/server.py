@@ -27,8 +27,8 @@ class Server:
     """A service on a socket, which is bound before the models are read.
 
     With `follow` new checkpoints of runs are taken up, and a run may be without one; without it
-    SIGHUP has all models read again. Port 0 is a free one; `address` is where the service can be
-    reached from this machine.
+    SIGHUP has all models read again, and the index that one for retrieval searches in. Port 0 is a
+    free one; `address` is where the service can be reached from this machine.
 
     Raises:
         UserError: The address is in use or not of this machine, or a folder is not a model.
@@ -41,6 +41,7 @@ class Server:
         host: str,
         port: int,
         *,
+        index: Path | None = None,
         token: str | None = None,
         follow: bool = False,
     ):
@@ -57,7 +58,7 @@ class Server:
         try:
             machine = prepare_machine("auto", config.precision, config.threads)
             shows_dev = config.dev_examples
-            self.models = load_models(folders, machine, may_wait=follow, shows_dev=shows_dev)
+            self.models = load_models(folders, machine, index, may_wait=follow, shows_dev=shows_dev)
             self.socket.listen(BACKLOG)  # who connects from now on waits until `run` answers
         except BaseException:
             self.socket.close()
@@ -66,7 +67,7 @@ class Server:
         self.address = f"http://{name}:{self.socket.getsockname()[1]}"
         # A token keeps strangers out under any name; without one, only names of this machine do.
         hosts = None if token else [name, "localhost", "127.0.0.1", "[::1]"]
-        read = partial(read_model, machine=machine, shows_dev=shows_dev)
+        read = partial(read_model, machine=machine, index=index, shows_dev=shows_dev)
         self.service = Service(self.models, config, read, token=token, hosts=hosts, follow=follow)
 
     @property

@@ -28,7 +28,8 @@ from electra.errors import UserError, count_of, did_you_mean, require, require_c
 from electra.files import parse_json
 from electra.inference.ask import Candidate
 from electra.inference.figure_2 import PictureToken, draw_picture
-from electra.inference.models import MAX_TOP, Embed, PretrainedModel, ServedModel, TaskModel
+from electra.inference.models import MAX_TOP, Embed, PretrainedModel, Search, ServedModel, TaskModel
+from electra.inference.search import Hit, refuse_empty
 from electra.reports.glossary import GLOSSARY
 from electra.reports.tokens import Word
 from electra.service.config import ServeConfig
@@ -212,7 +213,16 @@ class ToEmbed(Texts):
     layer: int | None = Field(
         None, ge=0, description="Layer; 0: the embeddings; null: the last layer."
     )
-    pooling: Literal["mean", "cls"] = Field("mean", description="Of the states of a text.")
+    pooling: Literal["mean", "cls"] | None = Field(
+        None, description="Of the states of a text; null: the mean."
+    )
+
+
+class Queries(Asked):
+    """Queries to search an index for."""
+
+    queries: list[Text] = Field(min_length=1, examples=[["who cooked the meal?"]])
+    top: int = Field(10, ge=1, le=MAX_TOP, description="Passages for each query.")
 
 
 class Records(Asked):
@@ -246,6 +256,14 @@ class Filled:
 
     text: str
     gaps: list[list[Candidate]]
+
+
+@dataclass
+class Found:
+    """A query and the passages nearest it, the best first."""
+
+    query: str
+    passages: list[Hit]
 
 
 @dataclass
@@ -336,17 +354,34 @@ async def fill(
 
 @routes.post("/models/{model}/embed", tags=["answers"])
 async def embed(
-    service: Served, found: Annotated[PretrainedModel, Depends(_find_model("embed"))], body: ToEmbed
+    service: Served, found: Annotated[ServedModel, Depends(_find_model("embed"))], body: ToEmbed
 ) -> list[list[float] | None]:
-    """An embedding of each text; null: it is blank."""
-    encoder = found.networks.encoder
-    assert encoder
-    layer = encoder.num_layers if body.layer is None else body.layer
-    encoder.require_layer(layer)
-    question = Embed(encoder, layer, body.pooling)
+    """An embedding of each text; null: it is blank. A model for retrieval gives its vector."""
+    question: Question
+    if isinstance(found, TaskModel):
+        is_own = body.layer is None and body.pooling is None
+        require(is_own, f"{found.name} has vectors of its own; leave layer and pooling out")
+        question = found.embed
+    else:
+        encoder = found.networks.encoder
+        assert encoder
+        layer = encoder.num_layers if body.layer is None else body.layer
+        encoder.require_layer(layer)
+        question = Embed(encoder, layer, body.pooling or "mean")
     sizes = list(map(len, body.texts))
     answers: list[list[float] | None] = await service.ask(question, body.texts, sizes)
     return answers
+
+
+@routes.post("/models/{model}/search", tags=["answers"])
+async def search(
+    service: Served, found: Annotated[TaskModel, Depends(_find_model("search"))], body: Queries
+) -> list[Found]:
+    """The passages of the index that are nearest each query, with their cosines."""
+    refuse_empty(body.queries)  # before they wait among those of others
+    question, sizes = Search(found, body.top), list(map(len, body.queries))
+    answers = await service.ask(question, body.queries, sizes)
+    return list(map(Found, body.queries, answers))
 
 
 @routes.post("/models/{model}/predict", tags=["answers"])

@@ -25,11 +25,11 @@ from electra.verbs.finetuning import finetune, submit
 from electra.verbs.models import Model, history, load
 from electra.verbs.options import Planned
 from electra.verbs.pretraining import flops, import_, plan, pretrain
-from electra.verbs.retrieval import mine, search
+from electra.verbs.retrieval import mine, pair, search
 from electra.verbs.verification import show, verify
 
 __all__ = ["Exported", "Interrupted", "Model", "Planned", "UserError"]
 __all__ += ["detect", "embed", "embed_file", "encode", "export", "fill", "finetune", "flops"]
 __all__ += ["history", "import_", "inspect", "load", "plan", "predict", "predict_file", "prepare"]
-__all__ += ["mine", "pretrain", "report", "score", "score_file", "search", "show", "submit"]
+__all__ += ["mine", "pair", "pretrain", "report", "score", "score_file", "search", "show", "submit"]
 __all__ += ["tokenizer", "verify"]

@@ -1,7 +1,8 @@
 """A model asked: detect and fill; predict, score and embed, of texts in memory or of a file."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -17,7 +18,7 @@ from electra.terminal.printing import (
     print_words,
 )
 from electra.verbs.arguments import as_list, as_path, refuse_file
-from electra.verbs.models import Asked, open_model
+from electra.verbs.models import Asked, Model, load, open_model
 from electra.verbs.options import DryRun, Place, Planned, Precision, Words, verb
 
 if TYPE_CHECKING:
@@ -347,7 +348,7 @@ def _print_preferred(out: Path, result: dict[str, Any]) -> None:
 
 
 def embed(
-    model: Asked, texts: Sequence[str], *, layer: int | None = None, pooling: Pooling = "mean"
+    model: Asked, texts: Sequence[str], *, layer: int | None = None, pooling: Pooling | None = None
 ) -> "np.ndarray":
     """Return an embedding of each text (texts, H), float32; as `embed_file`.
 
@@ -355,12 +356,17 @@ def embed(
         model: Any model, or its folder.
         texts: The texts; a blank one has an embedding of NaN.
         layer: Layer whose states are pooled; 0: the embeddings of tokens; None: the last layer.
-        pooling: mean: over all positions. cls: the state of [CLS].
+        pooling: mean: over all positions. cls: the state of [CLS]. None: the mean. With neither a
+            layer nor a pooling, a model for retrieval gives its vectors, which `search` compares.
     """
     from electra.inference.embed import embed as run_embed
 
+    opened, texts = open_model(model), _list_texts(texts)
+    if layer is None and pooling is None and opened.is_retrieval:
+        return opened.searcher.embed(texts)[0]
+    pooling = pooling or "mean"
     require_choice("pooling", pooling, get_args(Pooling))
-    return run_embed(open_model(model).encoder, _list_texts(texts), layer=layer, pooling=pooling)
+    return run_embed(opened.encoder, texts, layer=layer, pooling=pooling)
 
 
 def encode(
@@ -392,7 +398,7 @@ def embed_file(
     out: Place,
     unit: Literal["text", "word", "token"] = "text",
     layer: int | None = None,
-    pooling: Pooling = "mean",
+    pooling: Pooling | None = None,
     column: str | None = None,
     precision: Precision = None,
     dry_run: DryRun = False,
@@ -401,7 +407,9 @@ def embed_file(
 
     The last layer of a discriminator is the worst for similarity; `electra export --as
     sentence-transformers` chooses a better one on a dev set. Texts that are longer than the model's
-    rows are embedded in pieces. A blank line has an embedding of NaN, and no words or tokens.
+    rows are embedded in pieces. A blank line has an embedding of NaN, and no words or tokens. A
+    model for retrieval gives of texts the vectors that `electra search` compares, unless a layer
+    or a pooling is named; of a longer text that is the vector of its beginning.
 
     Example: electra embed run --input texts.txt --out embeddings.npy
 
@@ -417,7 +425,8 @@ def embed_file(
             the text.
         unit: What is embedded; the embedding of a word is the mean over its tokens.
         layer: Layer whose states are taken; 0: the embeddings; if not given, the last layer.
-        pooling: mean: a text is the mean over its positions. cls: the state of [CLS].
+        pooling: mean: a text is the mean over its positions, as it is if not given. cls: the state
+            of [CLS].
         column: The column of a table that holds the texts; if not given, text.
 
     Returns:
@@ -425,25 +434,54 @@ def embed_file(
     """
     from electra.checkpoints.folder import read_sizes
     from electra.inference.embed import FORMATS, write_embeddings
-    from electra.inference.network import load_encoder
     from electra.text.table_files import read_texts
 
-    if unit != "text" and pooling != "mean":
+    if unit != "text" and pooling == "cls":
         raise UserError(f"--pooling {pooling} is for --unit text: a {unit} has no [CLS]")
     model, out = Path(model), Path(out)
     refuse_file(out, FORMATS)
     if out.suffix.lower() == ".parquet":
         import_extra("pyarrow", "parquet", f"writing {out}")
     texts = read_texts(Path(input), column)
+    size = read_sizes(model).hidden_size
     if dry_run:
-        read_sizes(model)
         raise Planned(None, f"embed {count_of(len(texts), 'text')} of {input} and write {out}")
-    network = load_encoder(model, precision=precision or "float32")
-    how: Any = {"unit": unit, "layer": layer, "pooling": pooling}
+    opened, cuts = load(model, precision=precision or "float32"), [0]
+    encode, facts = _choose_encoding(opened, unit, layer, pooling, cuts.append)
     with Progress("embedding", unit="texts") as progress:
-        count = write_embeddings(out, network, texts, **how, progress=progress.update)
+        how: Any = {"size": size, "facts": facts, "progress": progress.update}
+        count = write_embeddings(out, encode, texts, **how)
     _note_blank(_find_blank(texts), "has NaN" if unit == "text" else f"has no {unit}")
-    size = network.encoder.config.hidden_size
+    if sum(cuts):
+        _note_cut(sum(cuts), len(texts), opened.searcher.model)
     told = f"{count_of(count, 'embedding')} of {count_of(size, 'number')}"
     print_done(f"wrote {out}: {told}, one for each {unit}")
     return count
+
+
+def _choose_encoding(
+    opened: Model,
+    unit: Literal["text", "word", "token"],
+    layer: int | None,
+    pooling: Pooling | None,
+    tell_cut: Callable[[int], None],
+) -> "tuple[Callable[[Sequence[str]], np.ndarray | list[Units]], dict[str, Any]]":
+    """Return what embeds texts or their units and tells how many it cut, and how it does so."""
+    from electra.inference.embed import embed as run_embed
+    from electra.inference.embed import embed_units
+
+    if unit == "text" and layer is None and pooling is None and opened.is_retrieval:
+        network = opened.searcher.model.network
+        layer, pooling = len(network.encoder.layers), network.head.pooling
+
+        def encode(texts: Sequence[str]) -> "np.ndarray":
+            vectors, num_cut = opened.searcher.embed(texts)
+            tell_cut(num_cut)
+            return vectors
+
+        return encode, {"unit": unit, "layer": layer, "pooling": pooling, "is_normalised": True}
+    layer = opened.encoder.num_layers if layer is None else layer
+    facts = {"unit": unit, "layer": layer, "pooling": pooling or "mean"}
+    if unit == "text":
+        return partial(run_embed, opened.encoder, layer=layer, pooling=facts["pooling"]), facts
+    return partial(embed_units, opened.encoder, unit=unit, layer=layer), facts

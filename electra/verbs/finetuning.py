@@ -134,7 +134,8 @@ def finetune(
     scores = out / results["best"] if grid else out
     table = tabulate(results) if grid else finetuning_table([read_finetuning(out / "results.json")])
     print_table(table.rows, table.headers)
-    _print_end(start, out, scores, results["notes"], "wrote" if not is_finished else "read")
+    did = "wrote" if not is_finished else "read"
+    _print_end(start, out, scores, results["notes"], did, is_search=task.lower() == "retrieval")
     return results
 
 
@@ -180,13 +181,17 @@ def _plan(job: "Job", rest: str) -> Planned:
     return Planned(job.config, f"read {files} (columns {columns}; {found}), {rest}")
 
 
-def _print_end(start: Path, out: Path, scores: Path, notes: list[str], did: str) -> None:
+def _print_end(
+    start: Path, out: Path, scores: Path, notes: list[str], did: str, *, is_search: bool
+) -> None:
     for note in notes:
         print_note(note)
     is_run = (start / "metrics.jsonl").is_file()  # only of a run there is a page
     report_it = command("report", start, scores, "--out", "report.html")
-    predict_it = command("predict", scores, "--input", "FILE")
-    print_done(f"{did} {out}", report_it if is_run else predict_it)
+    use_it = command("predict", scores, "--input", "FILE")
+    if is_search:
+        use_it = command("search", scores, "a query", "--corpus", "FILE")
+    print_done(f"{did} {out}", report_it if is_run and not is_search else use_it)
 
 
 @verb

@@ -71,6 +71,16 @@ class Model:
 
         return load_searcher(read_finetuned(self.folder, self.seed), self.precision)
 
+    @cached_property
+    def is_retrieval(self) -> bool:
+        """Whether it is a fine-tuning for retrieval, which has a vector of each text."""
+        from electra.checkpoints.finetuned import find_seed
+        from electra.checkpoints.saved import is_finetuned
+
+        if not is_finetuned(self.folder):
+            return False
+        return bool(find_seed(self.folder, self.seed).facts["family"] == "retrieval")
+
 
 Asked = Place | Model
 """What is asked: a folder, which is then read anew, or a model that `load` returned."""

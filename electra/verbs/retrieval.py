@@ -1,13 +1,16 @@
 """A search by a model for retrieval, and the hard negatives that it finds."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from electra.errors import count_of
+from electra.errors import command, count_of
 from electra.terminal.live import Progress
 from electra.terminal.printing import print_done, print_json, print_note, print_table
+from electra.verbs.arguments import as_list, refuse_file
 from electra.verbs.ask import read_asked
+from electra.verbs.corpus import Text
 from electra.verbs.models import Asked, open_model
 from electra.verbs.options import Place, Precision, verb
 
@@ -64,7 +67,7 @@ def search(
         print_note(f"{num_cut:,} of {count} longer than rows of {length} tokens, and cut")
     for each, hits in zip(queries, found, strict=True):
         if json:
-            print_json({"query": each, "passages": [hit._asdict() for hit in hits]})
+            print_json({"query": each, "passages": list(map(asdict, hits))})
         else:
             rows = [(f"{hit.score:.3f}", hit.id, hit.text[:60]) for hit in hits]
             print_table(rows, ("score", "id", each[:60]))
@@ -114,3 +117,31 @@ def mine(
     pairs = count_of(found["num_pairs"], "pair")
     print_done(f"wrote {out}: {count_of(found['num_negatives'], 'negative')} for {pairs}")
     return found
+
+
+@verb
+def pair(text: Text, *, out: Place, chars: int = 200) -> int:
+    """Write neighbouring passages of texts as the pairs of a retrieval task without labels.
+
+    Of each document the first passage is the query of the second, the third that of the fourth, and
+    so on. `electra finetune --task retrieval` learns from them before it learns from labelled
+    pairs, or instead.
+
+    Example: electra pair corpus/*.txt.xz --out neighbours.jsonl
+
+    Args:
+        out: The table to write, a .jsonl with the columns query and positive.
+        chars: Characters of a passage: it has as many whole sentences as fit, one at least.
+
+    Returns:
+        The number of pairs.
+    """
+    from electra.text.passages import write_pairs
+
+    out = Path(out)
+    refuse_file(out, (".jsonl",))
+    count = write_pairs(out, list(map(str, as_list(text))), chars)
+    next_it = command("finetune", "START", "--task", "retrieval", "--data", out,
+                      "--out", "retriever", "--set", "dev_fraction=0.05")  # fmt: skip
+    print_done(f"wrote {out}: {count_of(count, 'pair')}", next_it)
+    return count

@@ -22,6 +22,7 @@ TOKEN = "ELECTRA_TOKEN"
 def serve(
     folders: tuple[Path, ...],
     *,
+    index: Path | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     token_file: Path | None = None,
@@ -29,7 +30,7 @@ def serve(
     config: Toml = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Serve models over HTTP: detect, fill, embed, predict and the page, several models by name.
+    """Serve models over HTTP: detect, fill, embed, predict, search and the page, models by name.
 
     Requests are computed together in batches, in float32, so that an answer does not depend on the
     others. The page is at /, the description of the interface at /docs, Prometheus' metrics at
@@ -43,12 +44,14 @@ def serve(
     Args:
         folders: Runs, checkpoints (RUN/checkpoints/step-...), Hugging Face folders, folders of
             `electra finetune`, and english-tiny; NAME=FOLDER gives a name.
+        index: Folder that `electra search --index` wrote, in which the served model for retrieval
+            searches.
         host: Address to listen on; 0.0.0.0: all.
         port: Port to listen on; 0: a free one.
         token_file: File with the token, such as a secret of Docker or a credential of systemd.
     """
     settings = override_from_toml(ServeConfig(), as_path(config), as_words(set_))
-    _serve(folders, host, port, settings, dry_run, token_file=token_file)
+    _serve(folders, host, port, settings, dry_run, index=index, token_file=token_file)
 
 
 def page(
@@ -83,6 +86,7 @@ def _serve(
     settings: ServeConfig,
     dry_run: bool,
     *,
+    index: Path | None = None,
     token_file: Path | None = None,
     is_page: bool = False,
     open_: bool = False,
@@ -104,7 +108,7 @@ def _serve(
         import_extra(module, "serve", "serving")
     from electra.service.server import Server
 
-    server = Server(folders, settings, host, port, token=token, follow=is_page)
+    server = Server(folders, settings, host, port, index=index, token=token, follow=is_page)
 
     def ready() -> None:
         names = ", ".join(server.models)
