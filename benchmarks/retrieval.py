@@ -1,14 +1,16 @@
-"""Titles to abstracts: queries that training did not have, searched in 75,000 abstracts.
+"""Titles to abstracts: queries that training did not have, searched in arXiv's abstracts.
 
     python -m benchmarks.retrieval english-tiny ABSTRACTS --runs FOLDER --out results/retrieval
 
 ABSTRACTS is a table of JSON lines with `id`, `title` and `text`. By a hash of the id the first
-titles are test, then dev, then train, each the query of its abstract. All abstracts are the corpus.
-english-tiny read the abstracts in its pre-training, those of test among them, and no title of
-theirs as a query. Nothing is chosen on test; dev is scored over its own abstracts.
+titles are test, then dev, then train, each the query of its abstract. english-tiny read the
+abstracts in its pre-training, those of test among them, and no title of theirs as a query. Nothing
+is chosen on test; dev is scored over its own abstracts.
 
-Of each seed the command fine-tunes, indexes all abstracts, and searches the titles of test. BM25
-searches the same titles. What is there is not done again.
+Each row of the table is fine-tuned with its seeds, which search the titles of test in the first
+PART abstracts; one seed of the row LAST also searches all of them. BM25 searches the same titles in
+the same abstracts; in abstracts that are cut as the rows are; and by those words of a title alone
+that more than RARE abstracts have. What is there is not done again.
 """
 
 import argparse
@@ -18,32 +20,65 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from electra.assignments import override
 from electra.checkpoints.bundled import find_model
 from electra.checkpoints.finetuned import read_finetuned
-from electra.checkpoints.folder import read_sizes
+from electra.checkpoints.folder import read_model, read_sizes
 from electra.checkpoints.manifest import find_commit
 from electra.files import make_folder, read_object, write_json, write_text
 from electra.finetuning.loop import finetune, ignore
+from electra.inference.mining import mine
 from electra.inference.search import load_searcher, open_index, search
 from electra.presets import finetune_preset
 from electra.reports.rendering import Table, to_markdown
-from electra.tasks.retrieval import METRICS, rank_by_bm25, score_ranks
+from electra.tasks.retrieval import METRICS, rank_by_bm25, score_ranks, split_terms
+from electra.text.passages import write_pairs
 from electra.text.table_files import read_table
 from electra.training.machine import prepare_machine
 
 HELD_OUT = {"test": 2000, "dev": 500}
+NUM_TRAIN = 12_800
+PART = 10_000
+RARE = 100
 SETTINGS = (
-    *("batch_size=256", "learning_rate=2e-3", "dropout_prob=0", "pooling=mean"),
-    *("sequence_length=64", "reseeds=0", "score_epochs=last", "precision=float32"),
-    *("threads=1", "device=cpu"),
+    *("batch_size=64", "learning_rate=2e-3", "dropout_prob=0", "pooling=mean", "epochs=1"),
+    *("reseeds=0", "score_epochs=last", "precision=float32", "threads=1", "device=cpu"),
 )
 FOUND = 100
 """Passages that are asked for: what recall@100 looks at."""
+
+
+class Variant(NamedTuple):
+    """A row of the table."""
+
+    data: str
+    """pairs: titles and abstracts. mined: with a negative each, which the row MINER found.
+    neighbours: passages of abstracts, without titles."""
+    settings: tuple[str, ...]
+    seeds: int = 3
+    start: str = ""
+    """The row with whose best seed on dev it begins; empty: the encoder."""
+
+
+VARIANTS = {
+    "128": Variant("pairs", ("sequence_length=128",)),
+    "256": Variant("pairs", ("sequence_length=256",)),
+    "mined": Variant("mined", ("sequence_length=128",)),
+    "neighbours": Variant("neighbours", ("sequence_length=64",), 1),
+    "then": Variant("pairs", ("sequence_length=128",), 3, "neighbours"),
+}
+BM25 = (
+    *(("part", "whole", ""), ("all", "whole", ", all")),
+    *(("part", "128", ", 128 tokens of each abstract"), ("part", "256", ", 256 tokens")),
+    ("part", "frequent", ", without rare words"),
+)
+MINER, LAST = "128", "then"
 INDEX = """
 import sys, time
 from pathlib import Path
@@ -64,66 +99,142 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def write_data(abstracts: Path, runs: Path, num_train: int | None) -> None:
-    """Write the tables of the task, of the queries of test, and of the corpus."""
+def write_data(abstracts: Path, runs: Path) -> None:
+    """Write the tables of the tasks, of the queries of test, and of both corpora."""
     rows = read_table(abstracts).rows
     rows.sort(key=lambda row: hashlib.sha256(row["id"].encode()).hexdigest())
-    write_rows(runs / "corpus.jsonl", [{"id": row["id"], "text": row["text"]} for row in rows])
-    begin, end = 0, len(rows) if num_train is None else sum(HELD_OUT.values()) + num_train
-    for split, size in {**HELD_OUT, "train": end}.items():
-        part = rows[begin : min(end, begin + size)]
+    begin = 0
+    for split, size in {**HELD_OUT, "train": NUM_TRAIN}.items():
+        part = rows[begin : begin + size]
         pairs = [{"query": row["title"], "positive": row["text"]} for row in part]
-        write_rows(runs / ("test" if split == "test" else "data") / f"{split}.jsonl", pairs)
+        write_rows(runs / ("test" if split == "test" else "pairs") / f"{split}.jsonl", pairs)
         begin += size
+    texts = runs / "texts.jsonl"  # without those of test and dev
+    write_rows(texts, [{"text": row["text"]} for row in rows[sum(HELD_OUT.values()) :]])
+    make_folder(runs / "neighbours")
+    write_pairs(runs / "neighbours" / "train.jsonl", [str(texts)], 200)
+    (runs / "neighbours" / "dev.jsonl").symlink_to(runs.resolve() / "pairs" / "dev.jsonl")
+    for name, size in (("all", len(rows)), ("part", PART)):
+        corpus = [{"id": row["id"], "text": row["text"]} for row in rows[:size]]
+        write_rows(runs / f"{name}.jsonl", corpus)
 
 
-def ask_model(runs: Path, seed: int, queries: Sequence[str], own: Sequence[str]) -> dict[str, Any]:
+def tune(start: Path, runs: Path, name: str) -> Path:
+    """Return the folder of a row's fine-tuning."""
+    variant, out = VARIANTS[name], runs / name
+    if out.exists():
+        return out
+    if variant.data == "mined" and not (runs / "mined-pairs").exists():
+        found = read_finetuned(runs / MINER)
+        mine(load_searcher(found), found, runs / "pairs", runs / "mined-pairs", count=1)
+    begin = runs / variant.start if variant.start else start
+    data = runs / ("mined-pairs" if variant.data == "mined" else variant.data)
+    config = override(finetune_preset(read_sizes(begin)), (*SETTINGS, *variant.settings))
+    finetune(begin, "retrieval", data, out, config, seeds=variant.seeds, progress=ignore)
+    return out
+
+
+def ask_model(runs: Path, name: str, seed: int, corpus: str) -> dict[str, Any]:
     """Return the scores of a seed on test, with the times and the memory of index and search."""
-    folder, times = runs / f"index-{seed}", runs / f"index-{seed}.json"
-    if not folder.exists():
-        places = map(str, (runs / "tuned", seed, runs / "corpus.jsonl", folder))
-        words = ["-c", INDEX, *places]
-        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
-        wall, cpu, peak = map(float, done.stdout.split())
-        write_json(times, {"index_seconds": wall, "index_cpu_seconds": cpu, "index_bytes": peak})
-    searcher = load_searcher(read_finetuned(runs / "tuned", seed))
-    index = open_index(folder, searcher)
+    folder, path = runs / f"index-{name}-{seed}-{corpus}", runs / f"{name}-{seed}-{corpus}.json"
+    if path.exists():
+        return read_object(path)
+    places = map(str, (runs / name, seed, runs / f"{corpus}.jsonl", folder))
+    words = [sys.executable, "-c", INDEX, *places]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    wall, cpu, peak = map(float, done.stdout.split())
+    searcher = load_searcher(read_finetuned(runs / name, seed))
+    index, (queries, own) = open_index(folder, searcher), read_queries(runs)
     began = time.perf_counter(), time.process_time()
     found = search(searcher, index, queries, FOUND)
-    wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
+    took = time.perf_counter() - began[0], time.process_time() - began[1]
     ranks = []
     for hits, right in zip(found, own, strict=True):
         texts = [hit.text for hit in hits]
         ranks.append(texts.index(right) + 1 if right in texts else len(index.places))
-    took = {"search_seconds": wall, "search_cpu_seconds": cpu, "num_cut": index.facts["num_cut"]}
-    return score_ranks(range(len(own)), ranks) | read_object(times) | took
+    facts = {"index_seconds": wall, "index_cpu_seconds": cpu, "index_bytes": peak}
+    facts |= {"search_seconds": took[0], "search_cpu_seconds": took[1]}
+    facts |= {"num_passages": len(index.places), "num_cut": index.facts["num_cut"]}
+    scores = score_ranks(range(len(own)), ranks)
+    write_json(path, {"seed": seed, **scores, **facts, **split_ranks(runs, ranks)})
+    return read_object(path)
 
 
-def ask_bm25(runs: Path, queries: Sequence[str], own: Sequence[str]) -> dict[str, Any]:
-    """Return the scores of BM25 on test, and its time for index and search together."""
-    path = runs / "bm25.json"
+def split_ranks(runs: Path, ranks: Sequence[int]) -> dict[str, Any]:
+    """Return nDCG@10 of the half of the titles whose rarest word is rarer, and of the other."""
+    counts = count_words(runs)
+    rarest = [min(map(counts.__getitem__, split_terms(each))) for each in read_queries(runs)[0]]
+    order = sorted(range(len(ranks)), key=rarest.__getitem__)
+    half = len(order) // 2
+    parts = {"rarer": order[:half], "commoner": order[half:]}
+    return {
+        f"ndcg@10 {name}": score_ranks(range(len(part)), [ranks[n] for n in part])["ndcg@10"]
+        for name, part in parts.items()
+    } | {"rarest": rarest[order[half]]}
+
+
+@cache
+def count_words(runs: Path) -> Counter[str]:
+    """Return in how many abstracts each word is."""
+    texts = read_table(runs / "all.jsonl").column("text")
+    return Counter(word for text in texts for word in {*split_terms(text)})
+
+
+@cache
+def read_queries(runs: Path) -> tuple[list[str], list[str]]:
+    """Return the titles of test, and their abstracts."""
+    table = read_table(runs / "test" / "test.jsonl")
+    return table.column("query"), table.column("positive")
+
+
+def ask_bm25(runs: Path, start: Path, corpus: str, way: str) -> dict[str, Any]:
+    """Return the scores of BM25 on test, and its time for index and search together.
+
+    The way is whole, the number of tokens of a row, or frequent, for which titles have no rare
+    words.
+    """
+    path = runs / f"bm25-{corpus}-{way}.json"
     if path.exists():
         return read_object(path)
-    texts = tuple(row["text"] for row in read_table(runs / "corpus.jsonl").rows)
+    texts = read_table(runs / f"{corpus}.jsonl").column("text")
+    queries, own = read_queries(runs)
+    if way == "frequent":
+        counts = count_words(runs)
+        queries = [" ".join(w for w in split_terms(each) if counts[w] > RARE) for each in queries]
+    elif way != "whole":
+        cut = make_cutter(start, int(way))
+        texts, own = list(map(cut, texts)), list(map(cut, own))
     began = time.perf_counter(), time.process_time()
-    ranks = rank_by_bm25(tuple(queries), tuple(own), texts)
-    wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
-    found = score_ranks(range(len(own)), ranks) | {"seconds": wall, "cpu_seconds": cpu}
-    write_json(path, found)
-    return found
+    ranks = rank_by_bm25(tuple(queries), tuple(own), tuple(texts))
+    took = time.perf_counter() - began[0], time.process_time() - began[1]
+    facts = {"seconds": took[0], "cpu_seconds": took[1], "num_passages": len(texts)}
+    write_json(path, score_ranks(range(len(own)), ranks) | facts | split_ranks(runs, ranks))
+    return read_object(path)
 
 
-def tabulate(results: dict[str, Any]) -> Table:
-    """Return the scores of both, of several seeds mean and standard deviation."""
+def make_cutter(start: Path, length: int) -> Callable[[str], str]:
+    """Return what cuts a text as a row of so many tokens does."""
+    tokenizer = read_model(start).tokenizer
+
+    def cut(text: str) -> str:
+        _, places = tokenizer.encode_with_offsets(text)
+        return text[: places[: length - 2][-1][1]]
+
+    return cut
+
+
+def tabulate(searches: dict[str, list[dict[str, Any]]]) -> Table:
+    """Return the scores of each search, of several seeds mean and standard deviation."""
+    names = (*METRICS, "ndcg@10 rarer", "ndcg@10 commoner")
     rows = []
-    for name, records in (("BM25", [results["bm25"]]), ("vectors", results["seeds"])):
-        cells = []
-        for metric in METRICS:
+    for name, records in searches.items():
+        cells = [name, f"{records[0]['num_passages']:,}", len(records)]
+        for metric in names:
             values = [each[metric] for each in records]
             spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
             cells.append(f"{statistics.mean(values):.3f}{spread}")
-        rows.append([name, *cells])
-    return Table(["search", *METRICS], rows)
+        rows.append(cells)
+    return Table(["search", "abstracts", "seeds", *names], rows)
 
 
 def main() -> None:
@@ -133,39 +244,31 @@ def main() -> None:
     parser.add_argument("abstracts", type=Path, help="the table of abstracts")
     parser.add_argument("--runs", type=Path, help="folder of the fine-tunings; they continue there")
     parser.add_argument("--out", type=Path, help="the folder of the results")
-    parser.add_argument("--train", type=int, help="pairs to train on; if not given, all others")
-    parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--seeds", type=int, default=1)
     options = parser.parse_args()
     runs, start = options.runs, find_model(options.start)
-    if not (runs / "corpus.jsonl").exists():
-        write_data(options.abstracts, runs, options.train)
-    settings = (*SETTINGS, f"epochs={options.epochs}")
-    config = override(finetune_preset(read_sizes(start)), settings)
-    if not (runs / "tuned").exists():
-        how: Any = {"seeds": options.seeds, "progress": ignore}
-        finetune(start, "retrieval", runs / "data", runs / "tuned", config, **how)
-    test = read_table(runs / "test" / "test.jsonl")
-    queries, own = test.column("query"), test.column("positive")
-    machine = prepare_machine("cpu", "float32", 0)
-    tuned = read_object(runs / "tuned" / "results.json")
-    results = {
-        "start": options.start.name,
-        "settings": tuned["config"],
-        "num_examples": tuned["num_examples"] | {"test": len(queries)},
-        "bm25": ask_bm25(runs, queries, own),
-        "seeds": [ask_model(runs, seed, queries, own) for seed in range(options.seeds)],
-        "train_seconds": tuned["train_seconds"],
-        "trained_at": tuned["commit"],
-        "device": machine.name,
-        "commit": find_commit(),
-    }
-    make_folder(options.out)
-    write_json(options.out / "results.json", results)
-    count = tuned["num_examples"]["train"]
-    said = f"{len(queries):,} titles in all abstracts; trained on {count:,} pairs; seeds:"
-    head = f"`python -m benchmarks.retrieval`: {said} {options.seeds}."
-    write_text(options.out / "README.md", f"{head}\n\n{to_markdown(tabulate(results))}\n")
+    if not (runs / "all.jsonl").exists():
+        write_data(options.abstracts, runs)
+    searches = {f"BM25{words}": [ask_bm25(runs, start, corpus, way)] for corpus, way, words in BM25}
+    tunings = {}
+    for name, variant in VARIANTS.items():
+        tuned = read_object(tune(start, runs, name) / "results.json")
+        kept = ("config", "num_examples", "train_seconds", "commit", "device", "median", "notes")
+        tunings[name] = {key: tuned[key] for key in kept} | {"dev": tuned["mean"]}
+        for corpus in ("part", "all") if name == LAST else ("part",):
+            seeds = range(variant.seeds if corpus == "part" else 1)
+            searches[f"{name}, {corpus}"] = [ask_model(runs, name, n, corpus) for n in seeds]
+        results = {
+            "start": options.start.name,
+            "num_queries": HELD_OUT["test"],
+            "searches": searches,
+            "tunings": tunings,
+            "device": prepare_machine("cpu", "float32", 0).name,
+            "commit": find_commit(),
+        }
+        make_folder(options.out)
+        write_json(options.out / "results.json", results)
+        head = f"`python -m benchmarks.retrieval`: {HELD_OUT['test']:,} titles of test."
+        write_text(options.out / "README.md", f"{head}\n\n{to_markdown(tabulate(searches))}\n")
 
 
 if __name__ == "__main__":
