@@ -168,7 +168,7 @@ def ask(environment, cases, folders, top):
     place = install(environment)
     jobs = []
     for client, body in cases:
-        folder = "encoder" if client.folder == "generator" else client.folder
+        folder = "encoder" if client.folder in ("generator", "merged") else client.folder
         asked = {"generator": MASKED, "pairs": PAIRS, "numbers": PAIRS}
         texts = asked.get(client.folder, TEXTS)
         jobs.append((str(folders / body / folder), client.code, texts))
@@ -197,6 +197,7 @@ def test_clients_answer_as_we_do(environment, folders, tmp_path):
         (each, body) for each in CLIENTS if each.environment == environment for body in each.bodies
     ]
     answers = ask(environment, cases, folders, tmp_path)
+    pipeline = pytest.importorskip("transformers").pipeline
     for (client, body), found in zip(cases, answers, strict=True):
         where = f"{client.name} {client.version}, {client.folder} of {body}"
         assert not isinstance(found, str), f"{where}: {found}"
@@ -208,9 +209,21 @@ def test_clients_answer_as_we_do(environment, folders, tmp_path):
             ours = electra.embed(model, TEXTS)
             assert np.abs(ours).mean() > 0.1
             assert np.array(means) == pytest.approx(ours, **exact), where
+        elif client.folder == "merged":
+            merged = folders / body / "encoder/merged"
+            theirs = pipeline("text-classification", str(merged), top_k=None)(list(TEXTS))
+            for row, scores in zip(theirs, found, strict=True):
+                given = {f"LABEL_{number}": score for number, score in enumerate(scores)}
+                assert {e["label"]: e["score"] for e in row} == pytest.approx(given, **exact), where
+            main(["import", str(merged), "--out", str(tmp_path / body)])
+            ours = electra.embed(tmp_path / body, TEXTS)
+            states = pipeline("feature-extraction", str(merged))(list(TEXTS))
+            means = np.array([np.mean(each[0], axis=0) for each in states])
+            assert means == pytest.approx(ours, **exact), where
+            assert np.abs(ours - electra.embed(model, TEXTS)).max() > 1e-3  # it has learnt
         elif client.folder == "vectors":
             tuned = electra.load(folders / body / client.folder / "tuned")
-            ours, _ = tuned.searcher.encode(TEXTS)
+            ours = electra.embed(tuned, TEXTS)
             assert np.array(found) == pytest.approx(ours, **exact), where
         elif client.folder == "numbers":
             records = [{"text_a": one, "text_b": other} for one, other in PAIRS]

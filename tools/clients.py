@@ -23,6 +23,7 @@ HEADS = {
     "generator": "masked tokens (generator)",
     "gguf": "embedding (of `--as gguf`)",
     "vectors": "vector (of `--task retrieval`, `--as sentence-transformers`)",
+    "merged": "adapter (LoRA) of a classifier, trained and merged",
 }
 """Folder, and what is asked of it."""
 EXACT, ROUNDED, TANH, INT8 = 1e-5, 1e-4, 1e-3, 0.05
@@ -58,6 +59,7 @@ SPACY = Environment(
         *("httpcore==1.0.9", "sniffio==1.3.1"),
     )
 )
+PEFT = Environment(("peft==0.21.2",))
 NODE = Environment(("@huggingface/transformers@4.3.1",), is_node=True)
 LLAMA = Environment(
     ("--omit=optional", "node-llama-cpp@3.22.1", "@node-llama-cpp/linux-x64@3.22.1"), is_node=True
@@ -72,7 +74,7 @@ class Client(NamedTuple):
     """As pinned; of the project's own environment, the major version."""
     environment: Environment
     folder: str
-    """encoder, classifier, pairs, numbers, generator, gguf or vectors."""
+    """encoder, classifier, pairs, numbers, generator, gguf, vectors or merged."""
     code: str
     """Lines that load the folder `exported` and answer `texts`, of pairs a list of them."""
     bodies: tuple[str, ...] = tuple(BODIES)
@@ -163,6 +165,22 @@ const model = await llama.loadModel({ modelPath: "exported/model.gguf" });
 const context = await model.createEmbeddingContext();
 const answer = [];
 for (const text of texts) answer.push([...(await context.getEmbeddingFor(text)).vector]);"""
+ADAPT = """import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained("exported")
+model = AutoModelForSequenceClassification.from_pretrained("exported", num_labels=2)
+model = get_peft_model(model, LoraConfig(task_type="SEQ_CLS", target_modules="all-linear"))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+rows = tokenizer(texts, padding=True, return_tensors="pt")
+labels = torch.arange(len(texts)) % 2  # yours, from 0
+for step in range(10):
+    model(**rows, labels=labels).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+answer = model.eval()(**rows).logits.softmax(dim=1).tolist()
+model.merge_and_unload().save_pretrained("merged")
+tokenizer.save_pretrained("merged")"""
 
 CLIENTS = (
     Client("transformers", "5", OWN, "encoder", EXTRACT),
@@ -191,6 +209,7 @@ CLIENTS = (
     Client("setfit", "1.2.0", SETFIT, "encoder", SETFIT_EMBED),
     Client("spacy-transformers", "1.4.0", SPACY, "encoder", SPACY_STATES),
     Client("fastembed", "0.9.1", LIGHT, "encoder", FASTEMBED),
+    Client("peft", "0.21.2", PEFT, "merged", ADAPT),
     Client("onnxruntime", "1", OWN, "encoder", RUNTIME),
     Client("transformers.js", "4.3.1", NODE, "encoder", SCRIPT + JS_EMBED),
     Client(
@@ -325,6 +344,13 @@ def write_page() -> str:
         "## What does not work",
         "",
         to_markdown(limits),
+        "",
+        "## Adapters",
+        "",
+        "PEFT trains LoRA on an export: a few numbers in place of all weights",
+        "([the lines](#peft-0212-adapter-lora-of-a-classifier-trained-and-merged)). `merged`",
+        "answers in transformers as the adapter does. `electra import merged --out start` takes",
+        "its encoder for `electra finetune` and `electra embed`, and leaves the head out.",
         "",
         "## From a run to a tagger in a page",
         "",
