@@ -228,7 +228,7 @@ def tabulate(searches: dict[str, list[dict[str, Any]]]) -> Table:
     names = (*METRICS, "ndcg@10 rarer", "ndcg@10 commoner")
     rows = []
     for name, records in searches.items():
-        cells = [name, f"{records[0]['num_passages']:,}", len(records)]
+        cells = [name, f"{records[0]['num_passages']:,}", str(len(records))]
         for metric in names:
             values = [each[metric] for each in records]
             spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
@@ -248,27 +248,35 @@ def main() -> None:
     runs, start = options.runs, find_model(options.start)
     if not (runs / "all.jsonl").exists():
         write_data(options.abstracts, runs)
-    searches = {f"BM25{words}": [ask_bm25(runs, start, corpus, way)] for corpus, way, words in BM25}
-    tunings = {}
+    searches = {f"BM25{words}": [ask_bm25(runs, start, *how)] for *how, words in BM25}
+    tunings: dict[str, Any] = {}
+    write_results(options.out, options.start.name, searches, tunings)
     for name, variant in VARIANTS.items():
         tuned = read_object(tune(start, runs, name) / "results.json")
-        kept = ("config", "num_examples", "train_seconds", "commit", "device", "median", "notes")
-        tunings[name] = {key: tuned[key] for key in kept} | {"dev": tuned["mean"]}
+        kept = ("config", "num_examples", "train_seconds", "commit", "device", "mean", "notes")
+        tunings[name] = {key: tuned[key] for key in kept}
         for corpus in ("part", "all") if name == LAST else ("part",):
             seeds = range(variant.seeds if corpus == "part" else 1)
             searches[f"{name}, {corpus}"] = [ask_model(runs, name, n, corpus) for n in seeds]
-        results = {
-            "start": options.start.name,
-            "num_queries": HELD_OUT["test"],
-            "searches": searches,
-            "tunings": tunings,
-            "device": prepare_machine("cpu", "float32", 0).name,
-            "commit": find_commit(),
-        }
-        make_folder(options.out)
-        write_json(options.out / "results.json", results)
-        head = f"`python -m benchmarks.retrieval`: {HELD_OUT['test']:,} titles of test."
-        write_text(options.out / "README.md", f"{head}\n\n{to_markdown(tabulate(searches))}\n")
+        write_results(options.out, options.start.name, searches, tunings)
+
+
+def write_results(
+    out: Path, start: str, searches: dict[str, list[dict[str, Any]]], tunings: dict[str, Any]
+) -> None:
+    """Write what is there: each row takes minutes."""
+    results = {
+        "start": start,
+        "num_queries": HELD_OUT["test"],
+        "searches": searches,
+        "tunings": tunings,
+        "device": prepare_machine("cpu", "float32", 1).name,
+        "commit": find_commit(),
+    }
+    make_folder(out)
+    write_json(out / "results.json", results)
+    head = f"`python -m benchmarks.retrieval`: {HELD_OUT['test']:,} titles of test."
+    write_text(out / "README.md", f"{head}\n\n{to_markdown(tabulate(searches))}\n")
 
 
 if __name__ == "__main__":
