@@ -58,8 +58,8 @@ class Variant(NamedTuple):
     """A row of the table."""
 
     data: str
-    """pairs: titles and abstracts. mined: with a negative each, which the row MINER found.
-    neighbours: passages of abstracts, without titles."""
+    """pairs: titles and abstracts. mined-pairs: with a negative each, which the row MINER found.
+    neighbour-pairs: passages of abstracts, without titles."""
     settings: tuple[str, ...]
     seeds: int = 3
     start: str = ""
@@ -69,8 +69,8 @@ class Variant(NamedTuple):
 VARIANTS = {
     "128": Variant("pairs", ("sequence_length=128",)),
     "256": Variant("pairs", ("sequence_length=256",)),
-    "mined": Variant("mined", ("sequence_length=128",)),
-    "neighbours": Variant("neighbours", ("sequence_length=64",), 1),
+    "mined": Variant("mined-pairs", ("sequence_length=128",)),
+    "neighbours": Variant("neighbour-pairs", ("sequence_length=64",), 1),
     "then": Variant("pairs", ("sequence_length=128",), 3, "neighbours"),
 }
 BM25 = (
@@ -111,9 +111,9 @@ def write_data(abstracts: Path, runs: Path) -> None:
         begin += size
     texts = runs / "texts.jsonl"  # without those of test and dev
     write_rows(texts, [{"text": row["text"]} for row in rows[sum(HELD_OUT.values()) :]])
-    make_folder(runs / "neighbours")
-    write_pairs(runs / "neighbours" / "train.jsonl", [str(texts)], 200)
-    (runs / "neighbours" / "dev.jsonl").symlink_to(runs.resolve() / "pairs" / "dev.jsonl")
+    write_pairs(runs / "neighbour-pairs" / "train.jsonl", [str(texts)], 200)
+    dev = runs.resolve() / "pairs" / "dev.jsonl"
+    (runs / "neighbour-pairs" / "dev.jsonl").symlink_to(dev)
     for name, size in (("all", len(rows)), ("part", PART)):
         corpus = [{"id": row["id"], "text": row["text"]} for row in rows[:size]]
         write_rows(runs / f"{name}.jsonl", corpus)
@@ -124,11 +124,11 @@ def tune(start: Path, runs: Path, name: str) -> Path:
     variant, out = VARIANTS[name], runs / name
     if out.exists():
         return out
-    if variant.data == "mined" and not (runs / "mined-pairs").exists():
+    if variant.data == "mined-pairs" and not (runs / "mined-pairs").exists():
         found = read_finetuned(runs / MINER)
         mine(load_searcher(found), found, runs / "pairs", runs / "mined-pairs", count=1)
     begin = runs / variant.start if variant.start else start
-    data = runs / ("mined-pairs" if variant.data == "mined" else variant.data)
+    data = runs / variant.data
     config = override(finetune_preset(read_sizes(begin)), (*SETTINGS, *variant.settings))
     finetune(begin, "retrieval", data, out, config, seeds=variant.seeds, progress=ignore)
     return out

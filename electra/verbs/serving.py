@@ -44,7 +44,7 @@ def serve(
     Args:
         folders: Runs, checkpoints (RUN/checkpoints/step-...), Hugging Face folders, folders of
             `electra finetune`, and english-tiny; NAME=FOLDER gives a name.
-        index: Folder that `electra search --index` wrote, in which the served model for retrieval
+        index: Folder of an index that `electra search` wrote, in which the model for retrieval
             searches.
         host: Address to listen on; 0.0.0.0: all.
         port: Port to listen on; 0: a free one.
