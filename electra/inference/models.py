@@ -271,11 +271,11 @@ def read_model(
         finetuned = read_finetuned(folder)
         examples = finetuned.facts["examples"] if shows_dev else ()
         task = str(finetuned.facts["task"])
-        model = TaskModel(name, load_model(finetuned, machine), task, folder, examples)
-        if isinstance(model.model.network.family, Retrieval):
-            model.searcher = Searcher(model.model, finetuned.sha256)
-            model.index = open_index(index, model.searcher) if index else None
-        return model
+        tuned = TaskModel(name, load_model(finetuned, machine), task, folder, examples)
+        if isinstance(tuned.model.network.family, Retrieval):
+            tuned.searcher = Searcher(tuned.model, finetuned.sha256)
+            tuned.index = open_index(index, tuned.searcher) if index else None
+        return tuned
     model = PretrainedModel(name, folder, machine)
     is_empty = model.is_run and not list_checkpoints(run_of(folder))
     if not (is_empty and may_wait):

@@ -472,16 +472,16 @@ def _choose_encoding(
 
     if unit == "text" and layer is None and pooling is None and opened.is_retrieval:
         network = opened.searcher.model.network
-        layer, pooling = len(network.encoder.layers), network.head.pooling
+        how = {"layer": len(network.encoder.layers), "pooling": network.head.pooling}
 
         def encode(texts: Sequence[str]) -> "np.ndarray":
             vectors, num_cut = opened.searcher.embed(texts)
             tell_cut(num_cut)
             return vectors
 
-        return encode, {"unit": unit, "layer": layer, "pooling": pooling, "is_normalised": True}
-    layer = opened.encoder.num_layers if layer is None else layer
-    facts = {"unit": unit, "layer": layer, "pooling": pooling or "mean"}
+        return encode, {"unit": unit, **how, "is_normalised": True}
+    layer, pooling = opened.encoder.num_layers if layer is None else layer, pooling or "mean"
+    facts = {"unit": unit, "layer": layer, "pooling": pooling}
     if unit == "text":
-        return partial(run_embed, opened.encoder, layer=layer, pooling=facts["pooling"]), facts
+        return partial(run_embed, opened.encoder, layer=layer, pooling=pooling), facts
     return partial(embed_units, opened.encoder, unit=unit, layer=layer), facts
