@@ -43,7 +43,7 @@ from electra.text.table_files import read_table
 from electra.training.machine import prepare_machine
 
 HELD_OUT = {"test": 2000, "dev": 500}
-NUM_TRAIN = 12_800
+NUM_TRAIN = 6_400
 PART = 10_000
 RARE = 100
 SETTINGS = (
@@ -70,7 +70,7 @@ VARIANTS = {
     "128": Variant("pairs", ("sequence_length=128",)),
     "256": Variant("pairs", ("sequence_length=256",)),
     "mined": Variant("mined-pairs", ("sequence_length=128",)),
-    "neighbours": Variant("neighbour-pairs", ("sequence_length=64",), 1),
+    "neighbours": Variant("neighbour-pairs", ("sequence_length=64", "train_examples=12800"), 1),
     "then": Variant("pairs", ("sequence_length=128",), 3, "neighbours"),
 }
 BM25 = (
