@@ -123,10 +123,11 @@ def run_child(*words, **options):
     return subprocess.run(command, **{"stderr": subprocess.PIPE, "text": True, **options})
 
 
-def test_standard_input(toy_text, tmp_path):
+def test_standard_input(capsys, toy_text, tmp_path, monkeypatch):
     words = ["tokenizer", "-", "--out", tmp_path / "vocabulary", "--set", "vocab_size=120"]
-    done = run_child(*words, input=toy_text.read_text())
-    assert done.returncode == 0, done.stderr
+    with toy_text.open(encoding="utf-8") as text:
+        monkeypatch.setattr(sys, "stdin", text)
+        succeed(capsys, *words)
     assert (tmp_path / "vocabulary" / "vocab.txt").exists()
 
 
