@@ -408,7 +408,7 @@ def test_a_closed_pipe_ends_without_a_word(folder, words):
     assert re.fullmatch(r"(\w+ .*\n)?", done.stderr), done.stderr  # the progress
 
 
-def test_progress_and_notes_that_nobody_reads_end_nothing(tmp_path):
+def test_progress_and_notes_that_nobody_reads_end_nothing():
     """As by Ctrl-C in a pipe into tee, which ends first: a run has to write its checkpoint."""
     reader, writer = os.pipe()
     os.close(reader)
