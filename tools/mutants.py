@@ -76,8 +76,8 @@ def mutate(node: Any) -> tuple[Any, str] | None:
             new = node.operand
         case ast.Constant(value=bool()):
             new = ast.Constant(not node.value)
-        case ast.Constant(value=int() | float()):
-            new = ast.Constant(node.value + 1)
+        case ast.Constant(value=int() | float() as number):
+            new = ast.Constant(number + 1)
         case ast.If() | ast.IfExp() if isinstance(condition, ast.Name | ast.Attribute | ast.Call):
             new = copy.copy(node)
             new.test = ast.UnaryOp(ast.Not(), condition)
@@ -93,20 +93,21 @@ def find_mutants(path: Path) -> Iterator[Mutant]:
     """Yield the mutants of a file."""
     tree = ast.parse(path.read_text())
 
-    def walk(node: ast.AST, around: Any, inside: bool) -> Iterator[Mutant]:
+    def walk(node: Any, around: Any, inside: bool) -> Iterator[Mutant]:
         for name, value in ast.iter_fields(node):
             is_list = isinstance(value, list)
             for key, child in enumerate(value) if is_list else ((name, value),):
                 if name in FIELDS or isinstance(child, UNTOUCHED) or not isinstance(child, ast.AST):
                     continue
-                statement = child if isinstance(child, ast.stmt) else around
+                place: Any = child
+                statement: Any = child if isinstance(child, ast.stmt) else around
                 if inside and (found := mutate(child)):
                     put: Any = value.__setitem__ if is_list else functools.partial(setattr, node)
                     put(key, ast.fix_missing_locations(ast.copy_location(found[0], child)))
                     body = getattr(statement, "body", None)
                     end = body[0].lineno if body else statement.end_lineno + 1
                     lines = range(statement.lineno, max(end, statement.lineno + 1))
-                    yield Mutant(path, child.lineno, lines, found[1], copy.deepcopy(tree))
+                    yield Mutant(path, place.lineno, lines, found[1], copy.deepcopy(tree))
                     put(key, child)
                 yield from walk(child, statement, inside or isinstance(child, ast.FunctionDef))
 
@@ -171,7 +172,8 @@ class Hunt:
     def judge(self, session: pytest.Session, mutant: Mutant) -> str:
         """Return why a mutant survives; empty: a test fails, or takes several times as long."""
         reach = set().union(*(self.reached[str(mutant.path), line] for line in mutant.lines))
-        chosen, left = [], float(SECONDS)
+        chosen: list[pytest.Item] = []
+        left = float(SECONDS)
         for number in sorted(reach, key=self.seconds.__getitem__):
             left -= self.seconds[number]
             chosen += [session.items[number]] if left > 0 or not chosen else []
