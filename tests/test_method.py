@@ -82,6 +82,7 @@ def test_positions_are_distinct_and_never_special(batch):
     for seed in range(200):
         index_BS, chosen_BS = choose_positions(maskable, real, 0.15, uniform(maskable, seed))
         assert chosen_BS.sum(dim=1).tolist() == [5, 3, 1, 5]
+        assert not index_BS[~chosen_BS].any()  # [CLS], which is never masked
         for row in range(4):
             index = index_BS[row, chosen_BS[row]]
             assert len(set(index.tolist())) == len(index)
@@ -94,6 +95,15 @@ def test_row_with_nothing_to_mask_is_left_alone():
     index, chosen = choose_positions(torch.zeros_like(real), real, 0.15, uniform(real, 0))
     assert not chosen.any()
     assert torch.equal(replace(ids, draw_at(index, chosen), MASK), ids)
+
+
+@pytest.mark.parametrize(("ids", "is_chosen"), [((CLS, 9, SEP), True), ((CLS, SEP, PAD), False)])
+def test_a_loss_is_divided_by_the_positions_or_by_one(ids, is_chosen):
+    rows = Batch(torch.tensor([ids]), torch.tensor([ids]) != PAD, torch.zeros(1, 3).long())
+    draw, counts = masking_of().draw(rows, rng(0))
+    assert draw.chosen_BS.any() == is_chosen
+    assert (counts.num_chosen, counts.num_maskable) == (1, is_chosen)
+    assert (counts.num_real, counts.num_rows) == (2 + is_chosen, 1)
 
 
 def test_every_position_is_equally_likely():

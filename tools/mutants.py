@@ -195,7 +195,9 @@ class Hunt:
             os._exit(status)
 
 
-def write_results(hunt: Hunt, files: list[Path], equivalent: list[dict[str, str]]) -> None:
+def write_results(
+    hunt: Hunt, files: list[Path], tests: list[str], equivalent: list[dict[str, str]]
+) -> None:
     """Write the scores of these files beside those of others, and all as a table."""
     found = read_object(RESULTS) if RESULTS.exists() else {"files": {}}
     head = ["git", "rev-parse", "--short", "HEAD"]
@@ -215,6 +217,7 @@ def write_results(hunt: Hunt, files: list[Path], equivalent: list[dict[str, str]
             **{"commit": commit, "mutants": count, "killed": count - len(alive)},
             "left_out": sum(each.path == path for each in hunt.mutants) - len(mine),
             **{"equivalent": len(alike), "survivors": survivors},
+            "tests": tests,
         }
     found["files"] = dict(sorted(found["files"].items()))
     write_json(RESULTS, found)
@@ -250,7 +253,7 @@ def main() -> None:
     pytest.main([*given.tests, "-p", "no:cacheprovider", "-p", "no:xdist"], plugins=[hunt])
     if hunt.fates:
         known = tomllib.loads(RESULTS.with_name("equivalent-mutants.toml").read_text())
-        write_results(hunt, files, known["mutants"])
+        write_results(hunt, files, given.tests, known["mutants"])
 
 
 if __name__ == "__main__":
