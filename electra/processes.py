@@ -2,6 +2,7 @@
 
 import math
 import os
+import platform
 import signal
 import threading
 import time
@@ -63,6 +64,17 @@ def control_groups(controller: str, membership: Path, mount: Path) -> Iterator[t
             for group in (own, *own.parents):
                 if group.is_relative_to(top):
                     yield group, bool(controllers)
+
+
+def read_processor() -> tuple[str, set[str]]:
+    """Return the processor's name, and its flags where the system lists them."""
+    facts: dict[str, str] = {}
+    if (path := Path("/proc/cpuinfo")).is_file():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            facts.setdefault(name.strip(), value.strip())
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    return name, {*facts.get("flags", "").split()}
 
 
 class Place(NamedTuple):

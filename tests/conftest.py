@@ -30,12 +30,15 @@ from electra.training import machine
 from electra.training.config import PretrainConfig
 
 torch.set_num_threads(1)  # the tests run side by side
+machine.usable_cores = lambda: 1  # threads of two tests would wait for each other, and count
 machine.PEAK_SECONDS = 0.0  # one product, since no test needs the peak
 
 
-def pytest_collection_finish():
+@pytest.fixture(scope="module", autouse=True)
+def _frozen():
+    """Each run collects several times, which takes long where much is alive."""
     gc.collect()
-    gc.freeze()  # each run collects, which takes long where much is alive
+    gc.freeze()
 
 
 def pytest_addoption(parser):

@@ -123,10 +123,11 @@ def run_child(*words, **options):
     return subprocess.run(command, **{"stderr": subprocess.PIPE, "text": True, **options})
 
 
-def test_standard_input(toy_text, tmp_path):
+def test_standard_input(capsys, toy_text, tmp_path, monkeypatch):
     words = ["tokenizer", "-", "--out", tmp_path / "vocabulary", "--set", "vocab_size=120"]
-    done = run_child(*words, input=toy_text.read_text())
-    assert done.returncode == 0, done.stderr
+    with toy_text.open(encoding="utf-8") as text:
+        monkeypatch.setattr(sys, "stdin", text)
+        succeed(capsys, *words)
     assert (tmp_path / "vocabulary" / "vocab.txt").exists()
 
 
@@ -407,7 +408,7 @@ def test_a_closed_pipe_ends_without_a_word(folder, words):
     assert re.fullmatch(r"(\w+ .*\n)?", done.stderr), done.stderr  # the progress
 
 
-def test_progress_and_notes_that_nobody_reads_end_nothing(tmp_path):
+def test_progress_and_notes_that_nobody_reads_end_nothing():
     """As by Ctrl-C in a pipe into tee, which ends first: a run has to write its checkpoint."""
     reader, writer = os.pipe()
     os.close(reader)

@@ -25,7 +25,7 @@ from electra.errors import UserError
 from electra.pretraining import opening
 from electra.pretraining.start import require_equal_shares
 from electra.pretraining.step import Step
-from electra.processes import Interrupted, usable_cores
+from electra.processes import Interrupted
 from electra.training.distributed import joined
 from electra.training.machine import Machine, prepare_machine
 
@@ -87,15 +87,14 @@ def assert_one_step(names, processes, steps, folder, sharding="none"):
             assert found["losses"] == together[0]["losses"], name
 
 
-def test_two_processes_compute_the_step_of_one(tmp_path):
-    """As one process with as many micro-batches; dropout and sampling on."""
-    assert_one_step(["rtd"], 2, 3, tmp_path)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
 def test_every_objective_is_computed_by_several_processes(tmp_path, processes):
-    """Few steps: sooner or later rounding makes one sampled token another, and all after it."""
+    """As one process with as many micro-batches; dropout and sampling on.
+
+    Few steps: sooner or later rounding makes one sampled token another, and all after it. Without
+    processes, `test_two_processes_share_the_rows_of_a_step` asks the same.
+    """
     assert_one_step(list(ranks.STEPS), processes, 10, tmp_path)
 
 
@@ -343,10 +342,9 @@ def test_captures_are_freed_before_the_group_is_left(train, monkeypatch, max_sec
 
 
 def test_processes_of_one_machine_share_its_cores(monkeypatch):
-    cores = usable_cores()
-    for name, value in (("RANK", 0), ("WORLD_SIZE", cores), ("LOCAL_RANK", 0)):
+    monkeypatch.setattr("electra.training.machine.usable_cores", lambda: 3)
+    for name, value in (("RANK", 0), ("WORLD_SIZE", 3), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 3)):
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(cores))
-    assert prepare_machine("cpu", "float32", 0).threads == cores
+    assert prepare_machine("cpu", "float32", 0).threads == 3
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
     assert prepare_machine("cpu", "float32", 0).threads == 1

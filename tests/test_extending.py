@@ -1,5 +1,6 @@
 """What docs/EXTENDING.md adds inside the package: made in a copy of it, and run."""
 
+import ast
 import json
 import os
 import re
@@ -51,6 +52,12 @@ def changed(tmp_path_factory):
     return run
 
 
+def test_the_changes_fit_the_package(changed):
+    """What they do is shown by the slow tests, of which each starts the changed package."""
+    for path in (changed.root / "electra").rglob("*.py"):
+        ast.parse(path.read_text(), str(path))
+
+
 @pytest.fixture(scope="module")
 def trained(changed, toy_shards, tmp_path_factory):
     """A run whose rate falls by a square root, and what its command said at last."""
@@ -63,6 +70,7 @@ def trained(changed, toy_shards, tmp_path_factory):
     return folder, last
 
 
+@pytest.mark.slow
 def test_a_metric_is_in_records_the_last_line_and_the_card(changed, trained, tmp_path):
     folder, last = trained
     for record in (*read_records(folder, "train"), *read_records(folder, "heldout")):
@@ -73,6 +81,7 @@ def test_a_metric_is_in_records_the_last_line_and_the_card(changed, trained, tmp
     assert "calibration_error" in (tmp_path / "exported" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_calibration_error_is_that_of_ten_bins(changed):
     code = (
         "import torch; from electra.method.measures import *\n"
@@ -84,6 +93,7 @@ def test_the_calibration_error_is_that_of_ten_bins(changed):
     assert float(changed("-c", code)[1]) == pytest.approx(1 / 8, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_rate_falls_by_a_square_root_and_is_refused_in_reference_mode(changed, trained):
     rates = [record["learning_rate"] for record in read_records(trained[0], "train")]
     expected = [1 - (done / 6) ** 0.5 for done in range(6)]
@@ -94,6 +104,7 @@ def test_the_rate_falls_by_a_square_root_and_is_refused_in_reference_mode(change
     assert "optimizer.decay" in told.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_chapters_of_a_book_are_documents_in_reading_order(changed, tmp_path):
     parts = {
         "META-INF/container.xml": '<c xmlns="u"><rootfile full-path="in/p.opf"/></c>',
@@ -117,6 +128,7 @@ def test_chapters_of_a_book_are_documents_in_reading_order(changed, tmp_path):
     assert "b.epub is damaged" in changed("-c", code, tmp_path / "b.epub")[2]
 
 
+@pytest.mark.slow
 def test_a_route_answers_as_electra_score(changed, run, monkeypatch, tmp_path):
     texts = ["the queen sold a boat .", " "]
     (tmp_path / "texts").write_text(texts[0])
@@ -137,6 +149,7 @@ def test_a_route_answers_as_electra_score(changed, run, monkeypatch, tmp_path):
     assert blank == {"pll": None}
 
 
+@pytest.mark.slow
 def test_a_verb_is_a_command_and_a_name_in_python(changed, run):
     texts = ["the queen sold a boat .", "a young doctor"]
     vectors = electra.embed(run, texts, layer=1)

@@ -28,7 +28,7 @@ from electra.checkpoints.names import expand_classifier
 from electra.files import write_json
 from electra.finetuning.loop import finetune
 from electra.inference.predict import Answers, list_json, list_rows, load_model, write_answers
-from electra.interop.export import describe_finetuned, export, write_plain
+from electra.interop.export import describe_finetuned, export
 from electra.tasks.record import number_records
 from electra.tasks.registry import read_inputs, restore_family
 from electra.tasks.rows import make_batch
@@ -339,7 +339,7 @@ def test_questions_in_tables_and_in_mrqas_format_are_answered_alike(runs, tmp_pa
     assert predict(runs / "plain", tmp_path / "mrqa.jsonl").records == expected
 
 
-def test_squad_1_always_answers(runs, tmp_path):
+def test_squad_1_always_answers(runs):
     model = read_finetuned(runs / "beam")
     never = dataclasses.replace(model, facts=model.facts | {"null_threshold": -2.75})
     always = dataclasses.replace(model, facts=model.facts | {"task": "squad-1.1"})
@@ -473,24 +473,6 @@ def test_a_classifier_exports_and_its_pipeline_answers_alike(runs, sentences, tm
             assert answered["score"] == pytest.approx(ours[f"prob_{answered['label']}"], abs=1e-5)
 
 
-def test_a_regression_exports_and_its_pipeline_answers_in_its_range(runs, tmp_path):
-    model, path = read_finetuned(runs / "numbers"), runs / "numbers-data" / "dev.tsv"
-    pairs = [line.split("\t")[1:3] for line in path.read_text().splitlines()[1:]]
-    asked = [{"text": first, "text_pair": second} for first, second in pairs]
-    for name, of_labels in (("usual", [0.0, 5.0]), ("shifted", [-1.0, 2.0])):
-        each = dataclasses.replace(model, facts=model.facts | {"ranges": [of_labels]})
-        (tmp_path / name).mkdir()
-        write_plain(tmp_path / name, describe_finetuned(each))
-        theirs = load(transformers.AutoModelForSequenceClassification, tmp_path / name)
-        assert theirs.config.problem_type == "regression"
-        pipeline = transformers.pipeline("text-classification", model=str(tmp_path / name))
-        found = pipeline(asked, truncation=True)
-        assert {one["label"] for one in found} == {"score"}
-        numbers = [one["prediction"] for one in ask(each, path).records]
-        assert [one["score"] for one in found] == pytest.approx(numbers, abs=1e-4)
-    assert model.facts["ranges"] == [[0.0, 5.0]]
-
-
 def test_a_tagger_exports_and_its_pipeline_answers_alike(runs, sentences, tmp_path):
     assert export(runs / "tags", tmp_path / "hf")
     (tmp_path / "in.txt").write_text("\n".join(sentences[:30]))
@@ -510,24 +492,6 @@ def test_a_tagger_exports_and_its_pipeline_answers_alike(runs, sentences, tmp_pa
     assert num_entities > 20
 
 
-def test_plain_spans_export_and_their_best_span_is_ours(runs, tmp_path):
-    assert export(runs / "plain", tmp_path / "hf")
-    theirs = load(transformers.AutoModelForQuestionAnswering, tmp_path / "hf")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
-    asked = {"question": "who painted", "context": "the queen painted a boat yesterday ."}
-    table = write_table(tmp_path / "in.tsv", list(asked), [list(asked.values())])
-    ours = predict(runs / "plain", table).records[0]
-    encoded = tokenizer(*asked.values(), return_tensors="pt", return_offsets_mapping=True)
-    offsets = encoded.pop("offset_mapping")[0]
-    is_text = torch.tensor([place == 1 for place in encoded.sequence_ids(0)])
-    with torch.inference_mode():
-        found = theirs(**encoded)
-    scores = found.start_logits[0][:, None] + found.end_logits[0]
-    scores = scores.masked_fill(~(is_text[:, None] & is_text), -math.inf).triu()
-    first, last = divmod(int(scores.where(scores != 0, -math.inf).argmax()), len(scores))
-    assert asked["context"][offsets[first, 0] : offsets[last, 1]] == ours["span"]
-
-
 @pytest.mark.parametrize(("num_labels", "size"), [(1, 32), (3, 256), (128, 256)])
 def test_pairs_of_gelu_units_are_a_linear_layer(num_labels, size):
     rng = torch.Generator().manual_seed(0)
@@ -542,7 +506,7 @@ def test_pairs_of_gelu_units_are_a_linear_layer(num_labels, size):
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
 
 
-def test_of_more_labels_than_pairs_of_units_the_encoder_is_exported(runs, tmp_path):
+def test_of_more_labels_than_pairs_of_units_the_encoder_is_exported(runs):
     tuned = read_finetuned(runs / "texts")
     many = {"dense.weight": torch.ones(33, 64), "dense.bias": torch.ones(33)}
     facts = tuned.facts | {"labels": [f"x{number}" for number in range(33)]}

@@ -135,7 +135,7 @@ def test_folders_that_do_not_fit_are_refused(folders, toy_shards, toy_config, tm
 
 
 @pytest.mark.parametrize("preset", ["base", "small"])
-def test_the_generator_of_another_preset_is_not_built_first(toy_config, preset):
+def test_the_generator_of_another_preset_is_not_built_first(preset):
     """A third of the heads of a small ModernBERT are heads of an odd size."""
     sizes = override(modern_sizes(64, 2), ["num_attention_heads=2", "vocab_size=120"])
     start = SavedModel(SavedNetwork("", sizes, ({},)), make_tokenizer(120), 64, "encoder")
@@ -616,7 +616,7 @@ def test_an_objective_without_a_discriminator_says_so_by_its_loss(toy_config):
 
 
 def test_the_end_of_a_continued_run_shows_what_it_gained_and_lost(
-    folders, toy_shards, toy_config, tmp_path, capsys
+    folders, toy_shards, toy_config, tmp_path
 ):
     seen, run = [], tmp_path / "run"
     spoils = f"optimizer.learning_rate=0.3 train.also_evaluate={toy_shards}"

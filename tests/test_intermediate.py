@@ -89,7 +89,7 @@ def test_fine_tuning_goes_on_from_it_and_says_so(first, start, toy_question, tmp
     assert json.loads((tmp_path / "second/config.json").read_text())["start"] == second["source"]
 
 
-def test_an_encoder_from_scratch_knows_only_the_rows_it_had(first, start, toy_question, tmp_path):
+def test_an_encoder_from_scratch_knows_only_the_rows_it_had(start, toy_question, tmp_path):
     out = tmp_path / "scratch"
     finetune(start, "own", toy_question, out, CONFIG, seeds=1, from_scratch=True, progress=ignore)
     assert read_model(out).sequence_length == 16

@@ -19,7 +19,7 @@ from electra.method.masking import (
     count_slots,
     replace,
 )
-from electra.method.measures import Measures
+from electra.method.measures import NUM_INTERVALS, Measures, count_logits
 from electra.method.objective import Judgement, Output
 from electra.model.batch import Batch
 from electra.model.fixed_distribution import FixedDistribution
@@ -82,6 +82,7 @@ def test_positions_are_distinct_and_never_special(batch):
     for seed in range(200):
         index_BS, chosen_BS = choose_positions(maskable, real, 0.15, uniform(maskable, seed))
         assert chosen_BS.sum(dim=1).tolist() == [5, 3, 1, 5]
+        assert not index_BS[~chosen_BS].any()  # [CLS], which is never masked
         for row in range(4):
             index = index_BS[row, chosen_BS[row]]
             assert len(set(index.tolist())) == len(index)
@@ -94,6 +95,15 @@ def test_row_with_nothing_to_mask_is_left_alone():
     index, chosen = choose_positions(torch.zeros_like(real), real, 0.15, uniform(real, 0))
     assert not chosen.any()
     assert torch.equal(replace(ids, draw_at(index, chosen), MASK), ids)
+
+
+@pytest.mark.parametrize(("ids", "is_chosen"), [((CLS, 9, SEP), True), ((CLS, SEP, PAD), False)])
+def test_a_loss_is_divided_by_the_positions_or_by_one(ids, is_chosen):
+    rows = Batch(torch.tensor([ids]), torch.tensor([ids]) != PAD, torch.zeros(1, 3).long())
+    draw, counts = masking_of().draw(rows, rng(0))
+    assert draw.chosen_BS.any() == is_chosen
+    assert (counts.num_chosen, counts.num_maskable) == (1, is_chosen)
+    assert (counts.num_real, counts.num_rows) == (2 + is_chosen, 1)
 
 
 def test_every_position_is_equally_likely():
@@ -495,6 +505,47 @@ def test_a_mean_over_nothing_is_no_loss_of_0():
     flags = torch.ones(2, 3, dtype=torch.bool)
     measures.add(judge(torch.zeros(2, 3), flags, flags), is_skipped=torch.tensor(True))
     assert all(math.isnan(value) for value in measures.record().values())
+
+
+def judge_some(seed):
+    """An output in which each measure differs from seed to seed."""
+    is_replaced, judged = (torch.rand(4, 50, generator=rng(seed + n)) < 0.5 for n in (0, 1))
+    output = judge(torch.randn(4, 50, generator=rng(seed + 2)), is_replaced, judged)
+    return output._replace(means={"replaced_rate": ((is_replaced & judged).sum(), judged.sum())})
+
+
+def record_of(*outputs, **how):
+    measures = Measures({"replaced_rate": 2.0})
+    for each in outputs:
+        measures.add(each, **how)
+    return measures.record()
+
+
+def test_a_record_is_of_its_own_window_and_of_all_processes():
+    one, two = judge_some(0), judge_some(10)
+    measures, others = Measures({"replaced_rate": 2.0}), Measures({})
+    measures.add(one)
+    assert measures.record() == record_of(one) != record_of(two)
+    measures.add(two)
+    assert measures.record() == record_of(two)
+    measures.add(one)
+    measures.add(two, is_skipped=torch.tensor(True))
+    assert measures.record() == record_of(one)
+    measures.add(one, is_skipped=torch.tensor(False))
+    others.add(two)
+    theirs = iter((others.sums_N2, others.counts_2K))
+    found = measures.record(lambda tensors: [each.add_(next(theirs)) for each in tensors])
+    assert found == record_of(one, two)
+    assert found["loss"] == 2 * found["replaced_rate"]
+
+
+def test_logits_are_counted_in_intervals_and_those_that_are_none_as_0():
+    logits = torch.tensor([[-99.0, -16.0, 0.0, math.nan, 16 - 1e-5, 16.0, 99.0]])
+    counts_2K, flags = torch.zeros(2, NUM_INTERVALS, dtype=torch.int64), torch.ones(1, 7).bool()
+    count_logits(counts_2K, Judgement(flags.long(), ~flags, flags, logits, logits))
+    places = {0: 2, NUM_INTERVALS // 2: 2, NUM_INTERVALS - 1: 3}
+    assert {n: counts_2K[0, n].item() for n in counts_2K[0].nonzero().flatten().tolist()} == places
+    assert not counts_2K[1].any()
 
 
 @pytest.mark.parametrize("length", range(8, 601, 7))

@@ -817,7 +817,7 @@ def test_the_manifest_tells_of_every_session(unfinished):
 
 
 @pytest.mark.parametrize(("number", "says"), [(None, "no format"), (2, "format 2")])
-def test_a_run_of_another_format_is_refused(unfinished, tmp_path, number, says):
+def test_a_run_of_another_format_is_refused(unfinished, number, says):
     path = unfinished / "manifest.json"
     write_facts(path, {**read_object(path), "format": number})
     says = f"manifest.json has {says}; this version of electra reads format 1: write the folder"

@@ -26,6 +26,11 @@ WORDS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _short_probe(monkeypatch):
+    monkeypatch.setattr("electra.quickstart.run.PROBE_SECONDS", 0.1)
+
+
 @pytest.fixture
 def texts(tmp_path):
     """Five small files in four languages; of one there are three lines, of one no words."""

@@ -504,7 +504,7 @@ def test_your_own_tasks_have_names(toy_suite, tmp_path):
     refuse("a task's name is that of a folder", dataclasses.replace, suite, tasks=("../x",))
 
 
-def test_no_commit_is_none(toy_suite, monkeypatch):
+def test_no_commit_is_none():
     """Of code that knows no commit the table has none, and not the word None."""
     records = [
         {

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gzip
+import itertools
 import json
 import os
 import random
@@ -316,17 +317,17 @@ def test_slow_and_endless_requests_end_and_idle_connections_make_room(run):
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-@pytest.mark.parametrize("request_", [HEALTH, post(), ONE_CHUNK], ids=["get", "post", "chunked"])
-def test_requests_before_garbage_are_answered(run, capfd, request_):
-    """And garbage costs no traceback."""
+def test_requests_before_garbage_are_answered(run, capfd):
+    """And garbage costs no traceback; without access_log nothing is logged."""
     with served(run) as (_, port):
-        for count in (1, 2, 20, 300):
+        for request_, count in itertools.product((HEALTH, post(), ONE_CHUNK), (1, 2, 20, 300)):
             with socket.create_connection(("127.0.0.1", port)) as client:
                 client.sendall(request_ * count + b"garbage\r\n\r\n")
                 answers = read_end(client)
-            assert answers.count(b"HTTP/1.1 200 ") == count
-            assert answers.count(b"HTTP/1.1 400 ") == 1
-        for data in (request_ * 50, request_ * 3 + b"GET /x", request_ + b"x" * (1 << 17)):
+            assert answers.count(b"HTTP/1.1 200 ") == count, request_
+            assert answers.count(b"HTTP/1.1 400 ") == 1, request_
+        ends = lambda each: (each * 50, each * 3 + b"GET /x", each + b"x" * (1 << 17))  # noqa: E731
+        for data in itertools.chain(*map(ends, (HEALTH, post(), ONE_CHUNK))):
             with socket.create_connection(("127.0.0.1", port)) as client:
                 client.sendall(data)  # and gone
         assert ask(port, "GET", "/health")[0] == 200
@@ -343,8 +344,8 @@ def test_a_client_that_sends_faster_than_it_is_answered_is_not_read_on(run, requ
         ]
         for client in clients:
             client.setblocking(False)
-        num_sent, num_read, end = 0, 0, time.monotonic() + 8
-        while time.monotonic() < end:
+        num_sent, num_read, begin = 0, 0, time.monotonic()
+        while (took := time.monotonic() - begin) < 2 or (num_read <= 1 << 14 and took < 60):
             for client in clients:
                 with contextlib.suppress(BlockingIOError):
                     num_sent += client.send(many)
@@ -611,9 +612,6 @@ def test_the_access_log_has_a_line_for_each_request_and_no_text(run, capfd):
     day = r"20\d\d-\d\d-\d\dT[0-9:.]+\+00:00 127.0.0.1"
     for line, (path, status) in zip(lines, (("run", 200), ("%0a", 404), ("run", 400)), strict=True):
         assert re.fullmatch(rf"{day} POST /models/{path}/detect {status} \d+\.\d+", line)
-    with served(run) as (_, port):
-        ask(port, "GET", "/models")
-    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device here")

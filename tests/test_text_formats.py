@@ -595,7 +595,7 @@ def byte_level():
     return Tokenizer.train(["a b"] * 3, TokenizerConfig(kind="bpe", vocab_size=270))
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(data=HOSTILE, suffix=st.sampled_from([".txt", ".csv", ".tsv", ".jsonl", ""]),
        encoding=st.sampled_from(["utf-8", "detect", "utf-16", "cp949", "gb18030"]))  # fmt: skip
 def test_hostile_bytes_are_read_or_refused_in_a_line(

@@ -135,7 +135,7 @@ def test_transformers_makes_the_same_rows(tokenizer, tmp_path, config):
     assert len(theirs) == tokenizer.vocab_size
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=80) | ANY_LINE)
 def test_any_text_has_ids_and_offsets(tokenizer, text):
     ids, offsets = tokenizer.encode_with_offsets(text)
@@ -196,7 +196,7 @@ def foreign(request, tmp_path_factory):
     return backend, loaded
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(line=ANY_LINE)
 def test_what_is_remembered_changes_no_id(foreign, line):
     backend, loaded = foreign
@@ -212,7 +212,7 @@ def test_what_is_remembered_changes_no_id(foreign, line):
     assert batch.tokens.tobytes() == b"".join(encoder.encode_lines(["x", line]))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(line=ANY_LINE)
 def test_what_ours_remember_changes_no_id(tokenizer, line):
     (content,) = LineEncoder(tokenizer).encode_lines([line])
@@ -431,7 +431,7 @@ def test_what_a_tokenizer_does_with_a_text(tokenizer):
     refuse("the text holds no words", lambda: report_text(tokenizer, ["", " "]))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(text=st.text(max_size=300) | st.lists(ANY_LINE, max_size=12).map("\n ".join))
 def test_of_a_long_text_the_beginning_is_enough(tokenizer, text):
     for size in (1, 3, 9):

@@ -509,10 +509,6 @@ def test_a_grid_and_a_suite_with_its_runs_hold_and_are_told_apart(
 # electra show
 
 
-def text_of(row):
-    return "".join(each.token for each in row)
-
-
 def test_what_is_shown_is_what_training_reads(run, toy_shards):
     """The rows, masks and replacements of a step, as the step itself computes them."""
     shards = find_shards(run)

@@ -54,7 +54,6 @@ NOUNS = {
 VERBS = "see pass need follow help draw leave guard paint remember"
 ADJECTIVES = "old small quiet young dark lonely heavy red"
 PLACES = "near behind beside below"
-TOPICS = tuple(NOUNS)
 
 
 class Row(NamedTuple):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
@@ -132,8 +133,11 @@ def amend_session(folder: Path, **facts: Any) -> None:
     write_facts(folder / "manifest.json", manifest)
 
 
+@cache
 def find_commit() -> str | None:
     """Return the commit of the code, installed or in its repository; None if it is unknown.
+
+    It is looked for once: what is changed later is not what runs.
 
     If tracked files differ, "+changes-" and the beginning of the sha256 of their difference follow.
     """

@@ -4,17 +4,15 @@ import os
 import platform
 import sys
 from importlib import metadata
-from pathlib import Path
 
 from electra.checkpoints.manifest import find_commit
+from electra.processes import read_processor, usable_cores
 from electra.version import __version__
 
 
 def describe_environment() -> dict[str, str]:
     """Return name and version or state of what decides how electra runs, torch first."""
     import torch
-
-    from electra.processes import usable_cores
 
     facts = {
         "electra": f"{__version__}, commit {find_commit() or 'unknown'}",
@@ -41,13 +39,7 @@ def _find_version(name: str) -> str:
 
 
 def _find_processor() -> str:
-    """Return the processor's name and what it has for bfloat16, where the system says so."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    found = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
-    facts = {name.strip(): value.strip() for name, value in found.items()}
-    kinds = {"avx512_bf16", "amx_bf16"} & {*facts.get("flags", "").split()}
-    name = facts.get("model name", platform.machine())
-    return f"{name}, {' '.join(sorted(kinds)) or 'no instructions for bfloat16'}"
+    """Return the processor's name and what it has for bfloat16."""
+    name, flags = read_processor()
+    kinds = sorted({"avx512_bf16", "amx_bf16"} & flags)
+    return f"{name}, {' '.join(kinds) or 'no instructions for bfloat16'}"

@@ -8,10 +8,11 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 from torch import nn
 
 from electra.checkpoints.finetuned import Finetuned
@@ -113,6 +114,17 @@ def _describe_machines(sessions: Sequence[Mapping[str, Any]]) -> Facts:
     return [(key, tell(key)) for key in ("device", "dtype", "electra", "commit") if tell(key)]
 
 
+@cache
+def _read_template() -> Template:
+    """Return the template, which takes longer to read than to fill in."""
+    path = Path(__file__).with_name("card.md.jinja")
+    environment = Environment(
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
+    )
+    environment.filters |= FILTERS
+    return environment.from_string(path.read_text(encoding="utf-8"))
+
+
 def write_card(
     name: str,
     architecture: str,
@@ -133,12 +145,7 @@ def write_card(
     layers: dict[int, list[float]] = {}  # first all means, then all states of [CLS]
     for each in similarity.scores if similarity else ():
         layers.setdefault(each.layer, []).append(each.spearman)
-    path = Path(__file__).with_name("card.md.jinja")
-    environment = Environment(
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
-    )
-    environment.filters |= FILTERS
-    return environment.from_string(path.read_text(encoding="utf-8")).render(
+    return _read_template().render(
         name=name,
         architecture=architecture,
         kind=kind,

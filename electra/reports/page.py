@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,9 @@ NUM_SHOWN = 2
 """Examples on the page; the others are folded."""
 
 
-def render_page(template: str, **values: Any) -> str:
-    """Return a page of HTML, in which all values are escaped."""
+@cache
+def _read_templates() -> Environment:
+    """Return the templates of the pages, which take longer to read than to fill in."""
     pages = Environment(
         loader=PackageLoader("electra", "reports"),
         autoescape=True,
@@ -74,7 +76,12 @@ def render_page(template: str, **values: Any) -> str:
         keep_trailing_newline=True,
     )
     pages.globals["glossary"] = GLOSSARY  # table.html reads it, too
-    return pages.get_template(template).render(**values)
+    return pages
+
+
+def render_page(template: str, **values: Any) -> str:
+    """Return a page of HTML, in which all values are escaped."""
+    return _read_templates().get_template(template).render(**values)
 
 
 def write_report(folders: Sequence[Path], out: Path) -> str:

@@ -7,13 +7,12 @@ import sys
 import time
 from dataclasses import dataclass
 from itertools import cycle
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from electra.errors import require
-from electra.processes import find_place, usable_cores
+from electra.processes import find_place, read_processor, usable_cores
 
 CPU = torch.device("cpu")
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -43,7 +42,7 @@ class Machine:
         """Name of the GPU, or of the CPU with the number of threads, for manifests and results."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
-        return f"{_processor()}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+        return f"{read_processor()[0]}, {self.threads} thread{'s' if self.threads > 1 else ''}"
 
     @property
     def peak_memory(self) -> int:
@@ -160,11 +159,3 @@ def _keep_freed_memory() -> None:
         mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
         libc.mallopt(mmap_threshold, 1 << 30)
         libc.mallopt(trim_threshold, 2**31 - 1)
-
-
-def _processor() -> str:
-    if sys.platform == "linux":
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
