@@ -34,6 +34,7 @@ from electra.files import (
     require_same,
     write_json,
 )
+from electra.objects import is_url, place_of, read_bytes, send
 from electra.shards.config import PrepareConfig
 from electra.shards.merging import (
     PIECES,
@@ -54,7 +55,6 @@ from electra.shards.pieces import (
 from electra.shards.store import MAX_SHARD_TOKENS, Manifest
 from electra.text.sources import Sources, find_sources, look
 from electra.text.streams import STDIN, open_stdin
-from electra.text.urls import is_url, locate, read_bytes, send
 from electra.tokenizing.tokenizer import Tokenizer
 
 Engine = Literal["local", "ray"]
@@ -101,7 +101,7 @@ def prepare(
             preparation was begun with other settings.
         OSError: A folder cannot be listed, or `out` cannot be written.
     """
-    sources, out = find_sources(paths, config), locate(out)
+    sources, out = find_sources(paths, config), place_of(out)
     with _begin(out, tokenizer, config, "all") as folder:
         if not _is_merged(folder, out, sources.files, config):
             files = _copy_pipes(sources.files, folder, config, progress)
@@ -129,7 +129,7 @@ def prepare_share(
     step. The machines must see the text, which holds no pipes, and `out` under the same names.
     `share` is the number of the share, from 0, and how many there are; for the rest see `prepare`.
     """
-    files, out = find_sources(paths, config).files, locate(out)
+    files, out = find_sources(paths, config).files, place_of(out)
     _require_files(files)
     number, num_shares = share
     with _begin(out, tokenizer, config, "share", num_shares) as folder:
@@ -143,7 +143,7 @@ def finish(
     paths: Sequence[str], tokenizer: Tokenizer, out: str | Path, config: PrepareConfig
 ) -> dict[str, Any]:
     """Write the shards folder from the pieces that `prepare_share` did, and return its manifest."""
-    sources, out = find_sources(paths, config), locate(out)
+    sources, out = find_sources(paths, config), place_of(out)
     _require_files(sources.files)
     with _begin(out, tokenizer, config, "finish") as folder:
         if not _is_merged(folder, out, sources.files, config):

@@ -16,7 +16,7 @@ empty lines and no empty documents. The first line and the first document begin 
 records neither time nor machine: the same input gives the same bytes.
 
 The folder may lie at a URL. Each of its files is then copied to this machine's disk when it is
-first used (`fetch` in text/streams.py), and compared with its sha256.
+first used (`fetch` in objects.py), and compared with its sha256.
 """
 
 import hashlib
@@ -35,9 +35,9 @@ import numpy as np
 
 from electra.errors import UserError, require
 from electra.files import parse_object, read_object, sha256_file, write_json
+from electra.objects import TRUSTED_SECONDS, fetch, fetched, is_url, place_of, read_bytes
 from electra.settings import AtLeast
 from electra.shapes import check_shape
-from electra.text.urls import TRUSTED_SECONDS, fetch, fetched, is_url, locate, read_bytes
 from electra.tokenizing.tokenizer import Tokenizer, tokens_dtype
 
 try:
@@ -210,7 +210,7 @@ def open_shards(folder: str | Path, *, verify: bool | Literal["anew"] = True) ->
         UserError: The folder holds no shards, or a file is missing, damaged or of another folder.
             At a URL, this can happen whenever a column of a shard is first used.
     """
-    folder = locate(folder)
+    folder = place_of(folder)
     if folder.suffix == ".toml" and folder.is_file():
         return _open_mixture(folder, verify=verify)
     path = folder / "manifest.json"
