@@ -88,6 +88,7 @@ class Faults(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Proxy)
         self.upstream, self.address = upstream, f"127.0.0.1:{self.server_port}"
         self.asked, self.planned, self.lists = [], [], {}
+        self.done = []  # requests that succeeded
         self.lock, self.ends = threading.Lock(), threading.Event()
 
     def add(self, kind, *words, times=1):
@@ -126,6 +127,8 @@ class Proxy(BaseHTTPRequestHandler):
         found = upstream.getresponse()
         status, headers, content = found.status, dict(found.getheaders()), found.read()
         upstream.close()
+        if status < 300:
+            self.server.done.append(f"{self.command} {self.path}")
         if "list-type" in self.path:
             first = self.server.lists.setdefault(self.path, content)
             content = first if kind == "old list" else content

@@ -4,11 +4,10 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 
 import pytest
 from refusals import refuse
-from stores import BUCKET, environment, serve_store, spoil
+from stores import BUCKET
 
 from electra import objects
 from electra.objects import (
@@ -24,23 +23,6 @@ from electra.objects import (
 pytest.importorskip("obstore")
 CONTENT = os.urandom(300_000)
 SHA256 = objects.hashlib.sha256(CONTENT).hexdigest()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with serve_store(tmp_path_factory.mktemp("store")) as address:
-        yield address
-
-
-@pytest.fixture
-def proxy(server, monkeypatch):
-    """A proxy of faults, and a client that gives up soon."""
-    monkeypatch.setattr(objects, "PATIENCE", timedelta(seconds=4))
-    monkeypatch.setattr(objects, "IDLE", timedelta(seconds=1))
-    objects._open_store.cache_clear()
-    with spoil(server) as faults, environment(monkeypatch, faults.address):
-        yield faults
-    objects._open_store.cache_clear()
 
 
 @pytest.fixture(params=["s3", "file"])

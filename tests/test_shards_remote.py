@@ -18,13 +18,11 @@ from runs import ignore
 
 from electra import objects
 from electra.checkpoints.manifest import read_manifest
-from electra.errors import UserError
 from electra.files import read_object
 from electra.pretraining.loop import pretrain, resume
-from electra.shards import prepare as preparation
 from electra.shards.config import ExamplesConfig, PrepareConfig
 from electra.shards.examples import Examples
-from electra.shards.prepare import finish, prepare, prepare_share
+from electra.shards.prepare import prepare
 from electra.shards.store import COLUMNS, MAX_FETCHES, fetch_shards, open_shards
 from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
@@ -243,50 +241,6 @@ def test_a_mixture_of_shards_here_and_there(local, bucket, tmp_path):
         assert len(shards.train) == 2 * len(open_shards(local).train)
         rows = Examples(shards.train, shards.tokenizer, config, 0, shards.mixture)
         assert len(rows.batch(0, 8).input_ids_BL) == 8
-
-
-@pytest.mark.parametrize("kind", ["whole", "shares"])
-def test_shards_are_written_to_a_url(local, bucket, tokenizer, tmp_path, monkeypatch, kind):
-    monkeypatch.chdir(tmp_path)
-    url = url_of(bucket / "out")
-    given = [str(local.parent / "a.txt")], tokenizer, url, SETTINGS
-    if kind == "shares":
-        for number in range(3):
-            prepare_share(*given, (number, 3))
-        manifest = finish(*given)
-    else:
-        manifest = prepare(*given)
-    assert files_in(bucket / "out") == files_in(local)
-    assert manifest == open_shards(url).manifest == open_shards(local).manifest
-    assert not list(tmp_path.glob("out*"))
-    refuse(f"{url} exists already", prepare, *given)
-
-
-def test_an_interrupted_upload_goes_on(bucket, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "a.txt"
-    path.write_text(TEXT)
-    sent = []
-
-    def stop(source, target):
-        if len(sent) == 10:
-            raise UserError("the connection is lost")
-        sent.append(target.name)
-        objects.send(source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(preparation, "send", stop)
-        given = [str(path)], tokenizer, url_of(bucket / "out"), SETTINGS
-        for _ in range(2):
-            refuse("the connection is lost", prepare, *given)
-            sent.clear()
-    assert (tmp_path / "out.incomplete").is_dir()
-    assert not (bucket / "out/manifest.json").exists()
-    path.write_text(TEXT.replace("alpha 7 ", "beta 7 "))  # a change in the meantime is noticed
-    prepare(*given)
-    prepare([str(path)], tokenizer, tmp_path / "anew", SETTINGS)
-    assert files_in(bucket / "out") == files_in(tmp_path / "anew")
-    assert list(tmp_path.glob("out*")) == []
 
 
 def test_a_place_that_cannot_be_written_is_told(local, site, tokenizer, tmp_path, monkeypatch):
