@@ -215,6 +215,7 @@ def fetched(folder: Path) -> Iterator[Path]:
     except (KeyError, AttributeError):
         raise UserError(f"{folder / HASHES} is damaged: it holds no sha256") from None
     with TemporaryDirectory() as copy:
+        (Path(copy) / HASHES).write_bytes(content)  # by which what is ours is read as ours
         for name, sha256 in hashes:
             # Only the last part: a name must not lead out of the copy.
             shutil.copyfile(fetch(folder / name, sha256), Path(copy) / Path(name).name)

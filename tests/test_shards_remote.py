@@ -24,6 +24,7 @@ from electra.shards.config import ExamplesConfig, PrepareConfig
 from electra.shards.examples import Examples
 from electra.shards.prepare import prepare
 from electra.shards.store import COLUMNS, MAX_FETCHES, fetch_shards, open_shards
+from electra.tokenizing import foreign
 from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
 
@@ -108,7 +109,8 @@ def site(local):
         thread.join()
 
 
-def test_only_what_is_read_is_fetched_and_only_once(local, bucket, cache):
+def test_only_what_is_read_is_fetched_and_only_once(local, bucket, cache, monkeypatch):
+    monkeypatch.setattr(foreign, "_ask", pytest.fail)  # the tokenizer is ours, not transformers'
     url = upload(local, bucket / "shards")
     expected = open_shards(local)
     # A command makes a path of the URL, which has one slash.
@@ -248,4 +250,4 @@ def test_a_place_that_cannot_be_written_is_told(local, site, tokenizer, tmp_path
     monkeypatch.setattr(objects, "PATIENCE", timedelta(seconds=1))  # 501 may pass
     objects._open_store.cache_clear()
     given = [str(local.parent / "a.txt")], tokenizer, f"{site[0]}/never", SETTINGS
-    refuse("/never/train-00000.tokens cannot be written: ", prepare, *given)
+    refuse("/never/plan.json cannot be written: ", prepare, *given)

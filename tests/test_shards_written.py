@@ -26,6 +26,7 @@ from electra.text.sources import find_sources
 from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.tokenizing.words import make_encoder
+from electra.verification.verify import verify
 
 pytest.importorskip("obstore")
 TEXT = "\n\n".join(f"alpha {'beta ' * (n % 7)}gamma {n % 90} delta" for n in range(300))
@@ -104,6 +105,7 @@ def test_shards_at_a_url_are_those_on_a_disk(local, tokenizer, text, url, tmp_pa
     # A copy of all that is at the URL is a shards folder, too.
     shutil.copytree(tmp_path / "store/shards", tmp_path / "copy")
     assert contents_of(tmp_path / "copy") == local(settings)
+    assert {claim.status for claim in verify(tmp_path / "copy")} == {"ok", "not checked"}
 
 
 def test_shares_write_to_a_url_at_the_same_time(local, tokenizer, text, url):
@@ -296,3 +298,24 @@ def test_processes_are_killed_and_the_command_ends_right(local, tokenizer, text,
     assert contents_of(store) == local(SETTINGS)
     for left in (tmp_path / "scratch").iterdir():
         shutil.rmtree(left)
+
+
+@pytest.mark.slow
+def test_ray_on_two_nodes_of_which_one_is_lost(local, tokenizer, text, proxy, monkeypatch):
+    cluster_utils = pytest.importorskip("ray.cluster_utils")
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp")  # names of sockets are short
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        nodes = [cluster.add_node(num_cpus=1)]
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+
+        def lose(*progress):
+            if nodes:  # as soon as the first piece is done
+                cluster.remove_node(nodes.pop(), allow_graceful=False)
+
+        store = f"s3://{BUCKET}/ray/shards"
+        prepare([text], tokenizer, store, replace(SETTINGS, workers=2), lose, engine="ray")
+        assert not nodes
+        assert contents_of(store) == local(SETTINGS)
+    finally:
+        cluster.shutdown()

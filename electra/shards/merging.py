@@ -174,7 +174,7 @@ def move_shards(folder: Path) -> None:
 def send_merged(folder: Path, url: Path) -> None:
     """Send to a URL what the last step has written to a folder, but for the manifest."""
     moves = read_moves(folder)
-    names = [name for name in list_hashes(folder) if name.rpartition(".")[0] not in moves]
+    names = [name for name in list_hashes(folder) if moved(name, moves) == name]
     names += [f"tokenizer/{path.name}" for path in sorted((folder / "tokenizer").iterdir())]
     names += [name for name in (DROPPED, MOVES) if (folder / name).exists()]
     for name in names:
@@ -190,13 +190,18 @@ def is_merged(folder: Path) -> bool:
         moves = read_moves(folder)
         check_hashes(folder / "tokenizer")
         for name, sha256 in list_hashes(folder).items():
-            shard, _, column = name.rpartition(".")
-            places = (folder / name, folder / f"{moves.get(shard, shard)}.{column}")
+            places = (folder / name, folder / moved(name, moves))
             if not any(path.is_file() and sha256_file(path) == sha256 for path in places):
                 return False
     except (UserError, KeyError, TypeError, ValueError):
         return False
     return True
+
+
+def moved(name: str, moves: dict[str, str]) -> str:
+    """Return where the file of a shard is in its folder, by `read_moves`."""
+    shard, _, column = name.rpartition(".")
+    return f"{moves.get(shard, shard)}.{column}"
 
 
 def list_hashes(folder: Path) -> dict[str, str]:
