@@ -304,6 +304,7 @@ def test_processes_are_killed_and_the_command_ends_right(local, tokenizer, text,
 def test_ray_on_two_nodes_of_which_one_is_lost(local, tokenizer, text, proxy, monkeypatch):
     cluster_utils = pytest.importorskip("ray.cluster_utils")
     monkeypatch.setenv("RAY_TMPDIR", "/tmp")  # names of sockets are short
+    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "120")
     cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     try:
         nodes = [cluster.add_node(num_cpus=1)]

@@ -106,9 +106,9 @@ def merge_pieces(
     entries: list[dict[str, Any]] = []
     with closing(ShardWriter(folder, "heldout", **sizes)) as heldout:
         for shard in _list_shards(places, records, is_dropped, is_heldout, config):
-            if shard.is_kept.all() and not shard.is_heldout.any():
-                entry, num_lost = shard.entry, 0
-            else:
+            entry: dict[str, Any] | None = shard.entry
+            num_lost = 0
+            if not shard.is_kept.all() or shard.is_heldout.any():
                 with _at_hand(shard, top / shard.place.relative_to(folder)):
                     entry, num_lost = _take_out(shard, divided, heldout, tokenizer, sizes)
             num_unknown -= num_lost
