@@ -301,22 +301,9 @@ def test_processes_are_killed_and_the_command_ends_right(local, tokenizer, text,
 
 
 @pytest.mark.slow
-def test_ray_on_two_nodes_of_which_one_is_lost(local, tokenizer, text, proxy, monkeypatch):
-    cluster_utils = pytest.importorskip("ray.cluster_utils")
+def test_ray_writes_to_a_store(local, tokenizer, text, proxy, monkeypatch):
+    pytest.importorskip("ray")
     monkeypatch.setenv("RAY_TMPDIR", "/tmp")  # names of sockets are short
-    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "120")
-    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    try:
-        nodes = [cluster.add_node(num_cpus=1)]
-        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-
-        def lose(*progress):
-            if nodes:  # as soon as the first piece is done
-                cluster.remove_node(nodes.pop(), allow_graceful=False)
-
-        store = f"s3://{BUCKET}/ray/shards"
-        prepare([text], tokenizer, store, replace(SETTINGS, workers=2), lose, engine="ray")
-        assert not nodes
-        assert contents_of(store) == local(SETTINGS)
-    finally:
-        cluster.shutdown()
+    store = f"s3://{BUCKET}/ray/shards"
+    prepare([text], tokenizer, store, replace(SETTINGS, workers=2), engine="ray")
+    assert contents_of(store) == local(SETTINGS)

@@ -102,22 +102,8 @@ def merge_pieces(
     shutil.rmtree(folder / "tokenizer", ignore_errors=True)
     tokenizer.save(folder / "tokenizer")
     sizes = {"vocab_size": tokenizer.vocab_size, "shard_tokens": config.shard_tokens}
-    moves: dict[str, str] = {}
-    entries: list[dict[str, Any]] = []
-    with closing(ShardWriter(folder, "heldout", **sizes)) as heldout:
-        for shard in _list_shards(places, records, is_dropped, is_heldout, config):
-            entry: dict[str, Any] | None = shard.entry
-            num_lost = 0
-            if not shard.is_kept.all() or shard.is_heldout.any():
-                with _at_hand(shard, top / shard.place.relative_to(folder)):
-                    entry, num_lost = _take_out(shard, divided, heldout, tokenizer, sizes)
-            num_unknown -= num_lost
-            if entry is None:
-                continue
-            name = shard_name("train", len(entries))
-            entries.append({**entry, "name": name})
-            moves[name] = (shard.place / entry["name"]).relative_to(folder).as_posix()
-        parts = {"train": describe_part(entries), "heldout": heldout.finish()}
+    shards = _list_shards(places, records, is_dropped, is_heldout, config)
+    parts, moves, num_lost = _divide(shards, folder, top, divided, tokenizer, sizes)
     if config.write_dropped:
         _write_dropped(folder / DROPPED, pieces, places, duplicates, config.seed, tokenizer.names)
     # The settings that the shards depend on. Their order and what is left out stay: the sha256 of
@@ -133,7 +119,7 @@ def merge_pieces(
         "source_files": [replace_surrogates(path.name) for path in sources.files],
         "passed_over": len(sources.passed_over),
         "text": _describe_text(text, pieces, sources),
-        "unk_tokens": num_unknown,
+        "unk_tokens": num_unknown - num_lost,
         "duplicates": num_repeats,
         "dropped": dropped,
         "heldout": rule,
@@ -143,6 +129,33 @@ def merge_pieces(
     sync_all(folder)
     write_facts(folder / MOVES, moves)
     write_facts(folder / "manifest.json", manifest)
+
+
+def _divide(
+    shards: Iterator["_PieceShard"],
+    folder: Path,
+    top: Path,
+    divided: float | None,
+    tokenizer: Tokenizer,
+    sizes: dict[str, int],
+) -> tuple[dict[str, Any], dict[str, str], int]:
+    """Return the parts, where the train part's shards are, by name, and the [UNK] dropped."""
+    moves: dict[str, str] = {}
+    entries: list[dict[str, Any]] = []
+    num_unknown = 0
+    with closing(ShardWriter(folder, "heldout", **sizes)) as heldout:
+        for shard in shards:
+            entry: dict[str, Any] | None = shard.entry
+            if not shard.is_kept.all() or shard.is_heldout.any():
+                with _at_hand(shard, top / shard.place.relative_to(folder)):
+                    entry, num_lost = _take_out(shard, divided, heldout, tokenizer, sizes)
+                num_unknown += num_lost
+            if entry is not None:
+                name = shard_name("train", len(entries))
+                entries.append({**entry, "name": name})
+                moves[name] = (shard.place / entry["name"]).relative_to(folder).as_posix()
+        parts = {"train": describe_part(entries), "heldout": heldout.finish()}
+    return parts, moves, num_unknown
 
 
 def _describe_text(

@@ -388,8 +388,7 @@ def run_here(
 ) -> None:
     """Prepare the pieces with so many processes of this machine; 0: one per available core.
 
-    A single one is this process. `tell` is called with each piece that is done, and its record.
-    `scratch` is as for `prepare_piece`.
+    A single one is this process. `tell` gets each piece that is done, and its record.
     """
     workers = min(workers or usable_cores(), len(pieces))
     if workers <= 1:
