@@ -156,14 +156,14 @@ def _read_commit(path: Path) -> Commit:
 
 
 @contextmanager
-def copying(run: Path, url: str) -> Iterator[Copier | None]:
-    """Yield what sends the checkpoints of a run, if it has a URL for them; wait for the last."""
-    copier = Copier(run, place_of_copies(url)) if url else None
+def copying(run: Path, url: str) -> Iterator[Copier]:
+    """Yield what sends a run's checkpoints; wait for the last, unless Ctrl-C is repeated."""
+    copier = Copier(run, place_of_copies(url))
     try:
         yield copier
-    except KeyboardInterrupt:  # a second Ctrl-C
-        copier = None
+    except KeyboardInterrupt:
         raise
-    finally:
-        if copier:
-            copier.finish()
+    except BaseException:
+        copier.finish()
+        raise
+    copier.finish()

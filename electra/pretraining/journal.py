@@ -19,7 +19,6 @@ from torch.profiler import profile, schedule
 
 from electra.assignments import to_dict
 from electra.checkpoints.checkpoint import STATE, Saver, State, describe_networks, write_checkpoint
-from electra.checkpoints.copies import copying
 from electra.checkpoints.manifest import amend_session, begin_session
 from electra.checkpoints.metrics import MetricsLog, read_metrics
 from electra.files import make_folder, read_object, write_facts
@@ -363,7 +362,11 @@ class Journal:
             self.before = record | self.before if record["part"] == "heldout" else self.before
         self.saver = Saver(run)
         stack.enter_context(closing(self.log))
-        self.copier = stack.enter_context(copying(run, self.config.train.copy_to))
+        self.copier = None
+        if self.config.train.copy_to:
+            from electra.checkpoints.copies import copying
+
+            self.copier = stack.enter_context(copying(run, self.config.train.copy_to))
         stack.push(self.saver)
         self.end_of_step = stack.enter_context(
             _profiled(run / TRACE, self.config.train, first_step)

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from electra.assignments import to_dict
 from electra.checkpoints.checkpoint import list_checkpoints, run_of
-from electra.checkpoints.copies import fetch_copy, place_of_copies
 from electra.checkpoints.folder import read_pretrained, read_run_config
 from electra.checkpoints.manifest import FORMAT, read_manifest
 from electra.checkpoints.saved import SavedModel
@@ -64,6 +63,8 @@ def open_run(
     machine = _prepare(train)
     with joined(machine):
         if train.copy_to and machine.rank == 0 and not run.exists():
+            from electra.checkpoints.copies import fetch_copy, place_of_copies
+
             fetch_copy(place_of_copies(train.copy_to), run)
         if from_rank_0((run / "config.json").exists()):
             with _continue(run, show, shards_folder, config, machine) as opened:

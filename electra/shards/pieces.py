@@ -247,10 +247,8 @@ def prepare_piece(
 
 
 def _send_piece(folder: Path, url: Path, record: Record) -> None:
-    """Write the files of a piece to a URL, and at last its record, by which it is finished.
-
-    Another process may do the same: its files are the same bytes, and the first record stays.
-    """
+    """Write the files of a piece to a URL, and at last its record, by which it is finished."""
+    # Another process may do the same: its files are the same bytes, and the first record stays.
     with ThreadPoolExecutor(MAX_SENT) as pool:
         list(pool.map(lambda name: send(folder / name, url / name), record["sha256"]))
     is_same = send_new((folder / RECORD).read_bytes(), url / RECORD)

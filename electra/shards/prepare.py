@@ -199,16 +199,13 @@ def _begin(
     step: Literal["all", "share", "finish"],
     num_shares: int | None = None,
 ) -> Iterator[Path]:
-    """Yield `<out>.incomplete`, new or begun with the same settings, and locked but for a share.
-
-    Of a URL, the plan and the pieces are there; the folder is one for what has to be on this disk.
-    """
+    """Yield `<out>.incomplete`, new or begun with the same settings, and locked but for a share."""
     require(
         config.shard_tokens <= MAX_SHARD_TOKENS,
         f"shard_tokens must be at most {MAX_SHARD_TOKENS:,}, not {config.shard_tokens:,}",
     )
     _refuse_existing(out)
-    if is_url(out):
+    if is_url(out):  # where plan and pieces are; the folder is for what has to be on this disk
         plan = _make_plan(tokenizer, config) | {"num_shares": num_shares}
         if not send_new(json.dumps(plan, indent=2).encode(), out / PLAN):
             begun = parse_object(read_bytes(out / PLAN) or b"", out / PLAN)
