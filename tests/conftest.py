@@ -4,13 +4,17 @@ import dataclasses
 import gc
 import io
 import sys
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 from runs import ignore, send_at
 from safetensors.torch import save_file
+from stores import Faults, environment, serve_store, spoil
 
+from electra import objects
 from electra.assignments import override
 from electra.checkpoints.folder import read_model
 from electra.checkpoints.names import ELECTRA
@@ -79,6 +83,24 @@ def batch() -> Batch:
     ids[3, 9], ids[3, 10] = 3, 1
     types = (torch.arange(32) > 9).long() * real
     return Batch(ids * real, real, types, None, torch.tensor([True, False, False, True]))
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory) -> Iterator[str]:
+    """The address of an S3 server with a bucket."""
+    with serve_store(tmp_path_factory.mktemp("store")) as address:
+        yield address
+
+
+@pytest.fixture
+def proxy(s3_server, monkeypatch) -> Iterator[Faults]:
+    """A proxy of faults before the server, and a client of it that gives up soon."""
+    monkeypatch.setattr(objects, "PATIENCE", timedelta(seconds=4))
+    monkeypatch.setattr(objects, "IDLE", timedelta(seconds=1))
+    objects._open_store.cache_clear()
+    with spoil(s3_server) as faults, environment(monkeypatch, faults.address):
+        yield faults
+    objects._open_store.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ MAY_CHANGE = frozenset(
         *("steps", "log_every", "evaluate_every", "save_every", "keep_checkpoints", "keep_every"),
         *("accumulation", "sharding", "recompute_activations", "device", "precision", "threads"),
         *("check_memory", "compile", "combine_kernels", "autotune", "dependent_launch"),
-        *("cuda_graph", "layers", "profile_step", "tracker"),
+        *("cuda_graph", "layers", "profile_step", "tracker", "copy_to"),
     )
 )
 """The length of a run, what it writes, and how it is computed."""

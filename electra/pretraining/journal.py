@@ -362,6 +362,11 @@ class Journal:
             self.before = record | self.before if record["part"] == "heldout" else self.before
         self.saver = Saver(run)
         stack.enter_context(closing(self.log))
+        self.copier = None
+        if self.config.train.copy_to:
+            from electra.checkpoints.copies import copying
+
+            self.copier = stack.enter_context(copying(run, self.config.train.copy_to))
         stack.push(self.saver)
         self.end_of_step = stack.enter_context(
             _profiled(run / TRACE, self.config.train, first_step)
@@ -459,8 +464,12 @@ class Journal:
 
         def write() -> None:
             self.log.sync()
-            write_checkpoint(self.run, totals.step, state, facts, *keep)
+            checkpoint = write_checkpoint(self.run, totals.step, state, facts, *keep)
+            if self.copier:
+                self.copier.offer(checkpoint)
 
+        if self.copier:
+            self.copier.tell()
         self.saver.save(write)
 
     def finish(self) -> None:

@@ -62,6 +62,10 @@ def open_run(
     train = config.train
     machine = _prepare(train)
     with joined(machine):
+        if train.copy_to and machine.rank == 0 and not run.exists():
+            from electra.checkpoints.copies import fetch_copy, place_of_copies
+
+            fetch_copy(place_of_copies(train.copy_to), run)
         if from_rank_0((run / "config.json").exists()):
             with _continue(run, show, shards_folder, config, machine) as opened:
                 yield opened

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from electra.errors import UserError
+from electra.objects import is_url, place_of
 from electra.processes import join_ray
 from electra.shards.pieces import (
     ENCODERS,
@@ -50,7 +51,8 @@ def run_on_ray(
             # A few more than there is room for, so that no process waits for the next one.
             while groups and len(pending) < (workers or 2 * room):
                 group = groups.popleft()
-                places = str(folder.absolute()), str(Path.cwd())
+                whole = folder if is_url(folder) else folder.absolute()
+                places = str(whole), str(Path.cwd())
                 pending[call.remote(group, shared, *places)] = group
             done, _ = ray.wait(list(pending), num_returns=1, timeout=10)
             for reference in done:
@@ -78,4 +80,4 @@ def _prepare_on_ray(
     encoder = ENCODERS.get(tokenizer.digest)
     if encoder is None:
         encoder = ENCODERS[tokenizer.digest] = make_encoder(tokenizer)
-    return [prepare_piece(piece, encoder, Path(folder)) for piece in group]
+    return [prepare_piece(piece, encoder, place_of(folder)) for piece in group]

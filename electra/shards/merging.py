@@ -3,19 +3,32 @@
 The folders of the pieces are only read, so that the step can be done again after an interrupt. Most
 shards of the pieces become shards of the train part as they are. Written anew are those of which
 documents are dropped, and the held-out part.
+
+Of pieces at a URL, hashes and signatures of documents are copied here, and each shard that is
+written anew for as long as it is read. The held-out part is on this disk until it is whole.
 """
 
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from electra.errors import UserError
-from electra.files import check_hashes, read_object, sha256_file, sync, sync_all, write_facts
+from electra.errors import UserError, require
+from electra.files import (
+    check_hashes,
+    make_folder,
+    read_object,
+    sha256_file,
+    sync,
+    sync_all,
+    write_facts,
+)
+from electra.objects import copy_object, is_url, list_sizes, read_bytes, send
 from electra.shards.cleaning import find_repeats, write_dropped
 from electra.shards.config import PrepareConfig
 from electra.shards.pieces import (
@@ -28,7 +41,17 @@ from electra.shards.pieces import (
     select,
     sum_records,
 )
-from electra.shards.store import COLUMNS, FORMAT, OFFSET_DTYPE, PARTS, VERSION, Manifest, shard_name
+from electra.shards.store import (
+    COLUMNS,
+    FORMAT,
+    MOVES,
+    OFFSET_DTYPE,
+    PARTS,
+    VERSION,
+    Manifest,
+    read_moves,
+    shard_name,
+)
 from electra.shards.writing import ShardWriter, describe_part
 from electra.text.characters import replace_surrogates
 from electra.text.documents import TextCounts
@@ -38,11 +61,13 @@ from electra.tokenizing.words import TokenBatch
 
 PIECES = "tasks"
 """The folder of the folders of all pieces."""
-MOVES = "moves.json"
-"""The files of the pieces that become shards, by their names as shards."""
 DROPPED = "dropped.jsonl"
 DUPLICATES = ("", "duplicate", "near duplicate")
 """Why a document is dropped as another's duplicate; the first: it is not."""
+OF_DOCUMENTS = ("hashes", "signatures", "dropped")
+"""Files of a piece that the last step reads as a whole."""
+MAX_GATHERED = 16
+"""Pieces at a URL that are asked for at the same time."""
 PART_TOKENS = 1 << 22
 """Tokens of a shard that are in memory at a time, or those of a larger document."""
 
@@ -57,13 +82,17 @@ def merge_pieces(
     tokenizer: Tokenizer,
     config: PrepareConfig,
     sources: Sources,
+    top: Path,
 ) -> None:
     """Write the manifest, the held-out part and what differs from the shards of the pieces.
 
     The shards of the pieces are not touched, so that this can be done again after an interrupt.
-    The manifest is written when all that it names is on the disk.
+    The manifest is written when all that it names is on the disk, or at the URL. The pieces are in
+    `top`, which is the folder itself, or a URL.
     """
-    places = [piece.place(folder / PIECES) for piece in pieces]
+    if is_url(top):
+        _gather(top / PIECES, folder / PIECES, pieces)
+    places = [folder / PIECES / piece.place(top / PIECES).name for piece in pieces]
     records = [read_object(place / RECORD, Piecewise) for place in places]
     text, dropped, num_unknown = sum_records(records)
     duplicates, num_repeats = _find_duplicates(places, config, dropped)
@@ -73,19 +102,8 @@ def merge_pieces(
     shutil.rmtree(folder / "tokenizer", ignore_errors=True)
     tokenizer.save(folder / "tokenizer")
     sizes = {"vocab_size": tokenizer.vocab_size, "shard_tokens": config.shard_tokens}
-    moves: dict[str, str] = {}
-    entries: list[dict[str, Any]] = []
-    with closing(ShardWriter(folder, "heldout", **sizes)) as heldout:
-        for shard in _list_shards(places, records, is_dropped, is_heldout, config):
-            entry, num_lost = _take_out(shard, divided, heldout, tokenizer, sizes)
-            num_unknown -= num_lost
-            if entry is None:
-                continue
-            name = shard_name("train", len(entries))
-            entries.append({**entry, "name": name})
-            before = (shard.place / entry["name"]).relative_to(folder).as_posix()
-            moves |= {f"{name}.{column}": f"{before}.{column}" for column in COLUMNS}
-        parts = {"train": describe_part(entries), "heldout": heldout.finish()}
+    shards = _list_shards(places, records, is_dropped, is_heldout, config)
+    parts, moves, num_lost = _divide(shards, folder, top, divided, tokenizer, sizes)
     if config.write_dropped:
         _write_dropped(folder / DROPPED, pieces, places, duplicates, config.seed, tokenizer.names)
     # The settings that the shards depend on. Their order and what is left out stay: the sha256 of
@@ -101,7 +119,7 @@ def merge_pieces(
         "source_files": [replace_surrogates(path.name) for path in sources.files],
         "passed_over": len(sources.passed_over),
         "text": _describe_text(text, pieces, sources),
-        "unk_tokens": num_unknown,
+        "unk_tokens": num_unknown - num_lost,
         "duplicates": num_repeats,
         "dropped": dropped,
         "heldout": rule,
@@ -111,6 +129,33 @@ def merge_pieces(
     sync_all(folder)
     write_facts(folder / MOVES, moves)
     write_facts(folder / "manifest.json", manifest)
+
+
+def _divide(
+    shards: Iterator["_PieceShard"],
+    folder: Path,
+    top: Path,
+    divided: float | None,
+    tokenizer: Tokenizer,
+    sizes: dict[str, int],
+) -> tuple[dict[str, Any], dict[str, str], int]:
+    """Return the parts, where the train part's shards are, by name, and the [UNK] dropped."""
+    moves: dict[str, str] = {}
+    entries: list[dict[str, Any]] = []
+    num_unknown = 0
+    with closing(ShardWriter(folder, "heldout", **sizes)) as heldout:
+        for shard in shards:
+            entry: dict[str, Any] | None = shard.entry
+            if not shard.is_kept.all() or shard.is_heldout.any():
+                with _at_hand(shard, top / shard.place.relative_to(folder)):
+                    entry, num_lost = _take_out(shard, divided, heldout, tokenizer, sizes)
+                num_unknown += num_lost
+            if entry is not None:
+                name = shard_name("train", len(entries))
+                entries.append({**entry, "name": name})
+                moves[name] = (shard.place / entry["name"]).relative_to(folder).as_posix()
+        parts = {"train": describe_part(entries), "heldout": heldout.finish()}
+    return parts, moves, num_unknown
 
 
 def _describe_text(
@@ -130,25 +175,23 @@ def move_shards(folder: Path) -> None:
 
     This can be begun again after an interrupt, since every step may have been done before.
     """
-    for after, before in _read_moves(folder).items():
-        if (folder / before).exists():
-            (folder / before).replace(folder / after)
+    for after, before in read_moves(folder).items():
+        for column in COLUMNS:
+            if (source := folder / f"{before}.{column}").exists():
+                source.replace(folder / f"{after}.{column}")
     sync(folder)
     shutil.rmtree(folder / PIECES, ignore_errors=True)
     (folder / MOVES).unlink(missing_ok=True)
 
 
-def list_shards(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the files of the shards folder where they are now, and their names in it.
-
-    The manifest is the last one.
-    """
-    moves = _read_moves(folder)
-    names = [*list_hashes(folder)]
+def send_merged(folder: Path, url: Path) -> None:
+    """Send to a URL what the last step has written to a folder, but for the manifest."""
+    moves = read_moves(folder)
+    names = [name for name in list_hashes(folder) if moved(name, moves) == name]
     names += [f"tokenizer/{path.name}" for path in sorted((folder / "tokenizer").iterdir())]
-    names += [DROPPED] if (folder / DROPPED).exists() else []
-    for name in (*names, "manifest.json"):
-        yield folder / moves.get(name, name), name
+    names += [name for name in (DROPPED, MOVES) if (folder / name).exists()]
+    for name in names:
+        send(folder / name, url / name)
 
 
 def is_merged(folder: Path) -> bool:
@@ -157,10 +200,10 @@ def is_merged(folder: Path) -> bool:
     Pieces may be gone then; otherwise the last step begins again, and pieces that are gone too.
     """
     try:
-        moves = _read_moves(folder)
+        moves = read_moves(folder)
         check_hashes(folder / "tokenizer")
         for name, sha256 in list_hashes(folder).items():
-            places = (folder / name, folder / moves.get(name, name))
+            places = (folder / name, folder / moved(name, moves))
             if not any(path.is_file() and sha256_file(path) == sha256 for path in places):
                 return False
     except (UserError, KeyError, TypeError, ValueError):
@@ -168,10 +211,10 @@ def is_merged(folder: Path) -> bool:
     return True
 
 
-def _read_moves(folder: Path) -> dict[str, str]:
-    """Return the files of the pieces that become shards, by their names as shards."""
-    path = folder / MOVES
-    return read_object(path, dict[str, str]) if path.exists() else {}
+def moved(name: str, moves: dict[str, str]) -> str:
+    """Return where the file of a shard is in its folder, by `read_moves`."""
+    shard, _, column = name.rpartition(".")
+    return f"{moves.get(shard, shard)}.{column}"
 
 
 def list_hashes(folder: Path) -> dict[str, str]:
@@ -179,6 +222,56 @@ def list_hashes(folder: Path) -> dict[str, str]:
     parts = read_object(folder / "manifest.json", Manifest)["parts"]
     shards = [entry for part in PARTS for entry in parts[part]["shards"]]
     return {f"{each['name']}.{c}": each["sha256"][c] for each in shards for c in COLUMNS}
+
+
+def _gather(url: Path, folder: Path, pieces: Sequence[Piece]) -> None:
+    """Copy to a folder what the last step reads of all pieces at a URL, but for their shards."""
+    sizes = list_sizes(url)
+    # The held-out shards of pieces become one part, which is here, and one of them at a time.
+    parts = (*OF_DOCUMENTS, "heldout-")
+    names = {piece.place(url).name for piece in pieces}
+    read = [name.split("/") for name in sizes if name.partition("/")[0] in names]
+    needed = sum(sizes["/".join(each)] for each in read if each[-1].startswith(parts))
+    make_folder(folder)
+    free = shutil.disk_usage(folder).free
+    require(
+        needed <= free,
+        f"the last step needs {needed / 1e9:,.1f} GB in {folder.parents[1]}, where "
+        f"{free / 1e9:,.1f} GB are free; let TMPDIR name a folder with more",
+    )
+
+    def gather(piece: Piece) -> None:
+        place, own = piece.place(url), folder / piece.place(url).name
+        own.mkdir()
+        content = read_bytes(place / RECORD)
+        require(content is not None, f"{place / RECORD} is missing")
+        (own / RECORD).write_bytes(content or b"")
+        for name, sha256 in read_object(own / RECORD, Piecewise)["sha256"].items():
+            if name in OF_DOCUMENTS:
+                copy_object(place / name, own / name, sha256)
+            # A list may be old: what is not in it is asked for itself.
+            elif f"{place.name}/{name}" not in sizes and not list_sizes(place).get(name):
+                raise UserError(f"{place / name} is missing; remove {place / RECORD}, and repeat")
+
+    with ThreadPoolExecutor(MAX_GATHERED) as pool:
+        list(pool.map(gather, pieces))
+
+
+@contextmanager
+def _at_hand(shard: "_PieceShard", place: Path) -> Iterator[None]:
+    """Have a shard's files in its folder; from a URL as copies; what it becomes is sent there."""
+    if not is_url(place):
+        yield
+        return
+    name = shard.entry["name"]
+    for column in COLUMNS:
+        file = f"{name}.{column}"
+        copy_object(place / file, shard.place / file, shard.entry["sha256"][column])
+    yield
+    for path in shard.place.glob(f"rest-{name}-*"):
+        send(path, place / path.name)
+    for path in (*shard.place.glob(f"rest-{name}-*"), *shard.place.glob(f"{name}.*")):
+        path.unlink()
 
 
 def _find_duplicates(
@@ -265,8 +358,6 @@ def _take_out(
     sizes: dict[str, int],
 ) -> tuple[dict[str, Any] | None, int]:
     """Hold out documents; return the entry of what stays, if anything, and the [UNK] dropped."""
-    if shard.is_kept.all() and not shard.is_heldout.any():
-        return shard.entry, 0
     name, num_lost = shard.entry["name"], 0
     with closing(ShardWriter(shard.place, f"rest-{name}", **sizes)) as rest:
         for inside, batch in _read_shard(shard.place / name, tokens_dtype(tokenizer.vocab_size)):

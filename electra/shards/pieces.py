@@ -12,6 +12,8 @@ The folder of a finished piece holds the shards of its documents, as in a shards
     signatures   uint32 (128) of each document, for near duplicates only
     dropped      JSON lines: the documents that a filter dropped, if they are to be written
     task.json    the piece's digest, counts, and the sha256 of each of these files
+
+At a URL a piece is finished by its task.json, which is written last and never replaced.
 """
 
 import hashlib
@@ -23,18 +25,27 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypedDict
 
 import numpy as np
 
-from electra.errors import UserError
-from electra.files import make_folder, put, read_object, sha256_file, write_facts
+from electra.errors import UserError, require
+from electra.files import make_folder, parse_object, put, sha256_file, write_facts
+from electra.objects import is_url, read_bytes, send, send_new
 from electra.processes import follow_parent, usable_cores
+from electra.shapes import check_shape
 from electra.shards.cleaning import Filters
 from electra.shards.config import PrepareConfig
 from electra.shards.store import PARTS, Count, Parts
@@ -54,6 +65,8 @@ SETTINGS_OF_PIECES = (
 )
 """The settings that change the result of a piece."""
 RECORD = "task.json"
+MAX_SENT = 8
+"""Files of a piece that are sent to a URL at the same time."""
 MAX_ATTEMPTS = 3
 """Times that a piece is begun whose process is killed."""
 STALE_SECONDS = 60 * 60
@@ -121,8 +134,12 @@ class Piece:
         return first.path if not first.is_whole and compression_of(first.path) else None
 
     def place(self, folder: Path) -> Path:
-        """Return the folder of this piece in the folder of all pieces."""
-        return folder / f"{self.number:06d}"
+        """Return the folder of this piece in the folder of all pieces.
+
+        At a URL its name is also that of the text and the settings: nothing is removed there.
+        """
+        name = f"{self.number:06d}"
+        return folder / (f"{name}-{self.digest[:16]}" if is_url(folder) else name)
 
     def __str__(self) -> str:
         first = self.ranges[0]
@@ -178,14 +195,18 @@ def list_pieces(files: Iterable[Path], config: PrepareConfig, tokenizer_digest: 
 def read_piece(folder: Path, piece: Piece, *, verify: bool = True) -> Record | None:
     """Return the record of a piece if it is finished, and of this text and these settings.
 
-    With `verify` the sha256 of each file is compared.
+    With `verify` the sha256 of each file is compared; not at a URL, where they were written before.
     """
     place = piece.place(folder)
+    content = read_bytes(place / RECORD)
     try:
-        record = read_object(place / RECORD, Piecewise)
+        record: Record = parse_object(content or b"", place / RECORD)
+        check_shape(record, Piecewise, place / RECORD)
     except UserError:
         return None
     is_done = record["task"] == piece.digest
+    if is_url(folder):
+        return record if is_done else None
     files = {place / name: digest for name, digest in record["sha256"].items()}
     is_whole = all(path.is_file() for path in files) and (
         not verify or all(sha256_file(path) == digest for path, digest in files.items())
@@ -193,11 +214,21 @@ def read_piece(folder: Path, piece: Piece, *, verify: bool = True) -> Record | N
     return record if is_done and is_whole else None
 
 
-def prepare_piece(piece: Piece, encoder: Encoder, folder: Path) -> Record:
-    """Write the folder of a piece, unless it is finished already, and return its record."""
+def prepare_piece(
+    piece: Piece, encoder: Encoder, folder: Path, scratch: Path | None = None
+) -> Record:
+    """Write the folder of a piece, unless it is finished already, and return its record.
+
+    Before a piece goes to a URL, it is in a folder in `scratch`; None: where TMPDIR says.
+    """
     if record := read_piece(folder, piece):
         return record
     place = piece.place(folder)
+    if is_url(folder):
+        with TemporaryDirectory(dir=scratch) as own:
+            record = _write_piece(piece, encoder, Path(own))
+            _send_piece(Path(own), place, record)
+        return record
     incomplete = folder / f"{place.name}.{uuid.uuid4().hex}.incomplete"
     make_folder(incomplete)
     try:
@@ -213,6 +244,15 @@ def prepare_piece(piece: Piece, encoder: Encoder, folder: Path) -> Record:
     finally:
         shutil.rmtree(incomplete, ignore_errors=True)
     return record
+
+
+def _send_piece(folder: Path, url: Path, record: Record) -> None:
+    """Write the files of a piece to a URL, and at last its record, by which it is finished."""
+    # Another process may do the same: its files are the same bytes, and the first record stays.
+    with ThreadPoolExecutor(MAX_SENT) as pool:
+        list(pool.map(lambda name: send(folder / name, url / name), record["sha256"]))
+    is_same = send_new((folder / RECORD).read_bytes(), url / RECORD)
+    require(is_same, f"{url / RECORD} holds another result for the same text; choose another --out")
 
 
 def clear_unfinished(folder: Path) -> None:
@@ -342,22 +382,23 @@ def run_here(
     folder: Path,
     workers: int,
     tell: Callable[[Piece, Record], None],
+    scratch: Path | None = None,
 ) -> None:
     """Prepare the pieces with so many processes of this machine; 0: one per available core.
 
-    A single one is this process. `tell` is called with each piece that is done, and its record.
+    A single one is this process. `tell` gets each piece that is done, and its record.
     """
     workers = min(workers or usable_cores(), len(pieces))
     if workers <= 1:
         encoder = make_encoder(tokenizer)
         try:
             for piece in pieces:
-                tell(piece, prepare_piece(piece, encoder, folder))
+                tell(piece, prepare_piece(piece, encoder, folder, scratch))
         finally:
             close_last()
         return
     queue = _Queue(pieces)
-    pools = [_start_pool(tokenizer, folder) for _ in range(workers)]
+    pools = [_start_pool(tokenizer, folder, scratch) for _ in range(workers)]
     kills: Counter[int] = Counter()
     pending: dict[Future[Record], tuple[int, Piece]] = {}
 
@@ -367,7 +408,7 @@ def run_here(
         try:
             future = pools[worker].submit(_prepare_in_worker, piece)
         except BrokenProcessPool:  # killed while it was idle
-            pools[worker] = _start_pool(tokenizer, folder)
+            pools[worker] = _start_pool(tokenizer, folder, scratch)
             future = pools[worker].submit(_prepare_in_worker, piece)
         pending[future] = worker, piece
 
@@ -385,7 +426,7 @@ def run_here(
                         cause = f"possibly for lack of memory; try fewer workers than {workers}"
                         raise explain_killed(piece, cause) from None
                     pools[worker].shutdown()
-                    pools[worker] = _start_pool(tokenizer, folder)
+                    pools[worker] = _start_pool(tokenizer, folder, scratch)
                     begin(worker, piece)
                 else:
                     begin(worker, queue.take(worker))
@@ -404,14 +445,14 @@ def explain_killed(piece: Piece, cause: str) -> UserError:
     )
 
 
-def _start_pool(tokenizer: Tokenizer, folder: Path) -> ProcessPoolExecutor:
+def _start_pool(tokenizer: Tokenizer, folder: Path, scratch: Path | None) -> ProcessPoolExecutor:
     """Return a pool of one process. The death of a process breaks its pool and no other."""
     return ProcessPoolExecutor(
         1,
         # A forked process can hang if its parent had threads, as torch and tokenizers have.
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_start_worker,
-        initargs=(tokenizer, folder),
+        initargs=(tokenizer, folder, scratch),
     )
 
 
@@ -433,14 +474,14 @@ class _Queue:
         return mine.popleft() if mine else None
 
 
-_worker: tuple[Encoder, Path]
+_worker: tuple[Encoder, Path, Path | None]
 
 
-def _start_worker(tokenizer: Tokenizer, folder: Path) -> None:
+def _start_worker(tokenizer: Tokenizer, folder: Path, scratch: Path | None) -> None:
     global _worker
     follow_parent()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _worker = make_encoder(tokenizer), folder
+    _worker = make_encoder(tokenizer), folder, scratch
 
 
 def _prepare_in_worker(piece: Piece) -> Record:

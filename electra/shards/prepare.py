@@ -5,9 +5,10 @@
                   each job of a queue: each piece writes a folder of its own
     merge_pieces  duplicates, the held-out part and the manifest (merging.py)
 
-Everything lies in `<out>.incomplete` until the last step. A preparation that was interrupted goes
-on with the same command: finished pieces whose hashes are right are not done again. The shards are
-the same bytes for every way, number of processes and interruption.
+Everything lies in `<out>.incomplete` until the last step. At a URL the pieces are where they stay,
+each finished by its record, and the manifest comes last; both are written once. A preparation that
+was interrupted goes on with the same command: finished pieces whose hashes are right are not done
+again. The shards are the same bytes for every way, number of processes and interruption.
 """
 
 import hashlib
@@ -16,9 +17,12 @@ import shutil
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, NotRequired, TypedDict
 
 from electra.errors import UserError, require
@@ -28,20 +32,23 @@ from electra.files import (
     hold,
     make_folder,
     name_failures,
+    parse_object,
     put,
     read_object,
     refuse_existing,
     require_same,
     write_json,
 )
+from electra.objects import is_url, place_of, read_bytes, send_new
 from electra.shards.config import PrepareConfig
 from electra.shards.merging import (
+    MAX_GATHERED,
     PIECES,
     TooLittleText,
     is_merged,
-    list_shards,
     merge_pieces,
     move_shards,
+    send_merged,
 )
 from electra.shards.pieces import (
     SETTINGS_OF_PIECES,
@@ -54,7 +61,6 @@ from electra.shards.pieces import (
 from electra.shards.store import MAX_SHARD_TOKENS, Manifest
 from electra.text.sources import Sources, find_sources, look
 from electra.text.streams import STDIN, open_stdin
-from electra.text.urls import is_url, locate, read_bytes, send
 from electra.tokenizing.tokenizer import Tokenizer
 
 Engine = Literal["local", "ray"]
@@ -90,8 +96,8 @@ def prepare(
     Args:
         paths: Files, folders and patterns, as for `find_sources`.
         tokenizer: Its copy becomes part of the shards folder.
-        out: The folder to write; must not exist. A URL is written last, from `NAME.incomplete` in
-            the current folder, the manifest after all other files.
+        out: The folder to write; must not exist. At a URL, pieces are written as they are made, and
+            the manifest after all other files.
         config: Document borders, held-out share, what is dropped, sizes and number of workers.
         progress: Called with each finished piece.
         engine: "local": processes of this machine. "ray": a Ray cluster.
@@ -101,14 +107,14 @@ def prepare(
             preparation was begun with other settings.
         OSError: A folder cannot be listed, or `out` cannot be written.
     """
-    sources, out = find_sources(paths, config), locate(out)
+    sources, out = find_sources(paths, config), place_of(out)
     with _begin(out, tokenizer, config, "all") as folder:
         if not _is_merged(folder, out, sources.files, config):
             files = _copy_pipes(sources.files, folder, config, progress)
             pieces = list_pieces(files, config, tokenizer.digest)
-            _run(pieces, tokenizer, folder, config, engine, progress)
+            _run(pieces, tokenizer, folder, out, config, engine, progress)
             try:
-                _merge(folder, pieces, tokenizer, config, sources)
+                _merge(folder, out, pieces, tokenizer, config, sources)
             except TooLittleText:  # nothing to go on with
                 shutil.rmtree(folder / PIECES)
                 raise
@@ -129,13 +135,13 @@ def prepare_share(
     step. The machines must see the text, which holds no pipes, and `out` under the same names.
     `share` is the number of the share, from 0, and how many there are; for the rest see `prepare`.
     """
-    files, out = find_sources(paths, config).files, locate(out)
+    files, out = find_sources(paths, config).files, place_of(out)
     _require_files(files)
     number, num_shares = share
     with _begin(out, tokenizer, config, "share", num_shares) as folder:
         pieces = list_pieces(files, config, tokenizer.digest)
         first, stop = (len(pieces) * place // num_shares for place in (number, number + 1))
-        _run(pieces[first:stop], tokenizer, folder, config, "local", progress)
+        _run(pieces[first:stop], tokenizer, folder, out, config, "local", progress)
     return stop - first
 
 
@@ -143,20 +149,23 @@ def finish(
     paths: Sequence[str], tokenizer: Tokenizer, out: str | Path, config: PrepareConfig
 ) -> dict[str, Any]:
     """Write the shards folder from the pieces that `prepare_share` did, and return its manifest."""
-    sources, out = find_sources(paths, config), locate(out)
+    sources, out = find_sources(paths, config), place_of(out)
     _require_files(sources.files)
     with _begin(out, tokenizer, config, "finish") as folder:
         if not _is_merged(folder, out, sources.files, config):
             pieces = list_pieces(sources.files, config, tokenizer.digest)
-            read = [read_piece(folder / PIECES, piece) for piece in pieces]
+            where = _top_of(folder, out)
+            with ThreadPoolExecutor(MAX_GATHERED) as pool:
+                read = list(pool.map(partial(read_piece, where / PIECES), pieces))
             missing = [place for place, record in enumerate(read) if not record]
-            tasks = _list_tasks(missing, len(pieces), read_object(folder / PLAN).get("num_shares"))
+            plan = parse_object(read_bytes(where / PLAN) or b"", where / PLAN)
+            tasks = _list_tasks(missing, len(pieces), plan.get("num_shares"))
             require(
                 not missing,
                 f"{len(missing):,} of {len(pieces):,} pieces are missing or were done with another "
                 f"text; submit {tasks} again, or leave out --finish to do them here",
             )
-            _merge(folder, pieces, tokenizer, config, sources)
+            _merge(folder, out, pieces, tokenizer, config, sources)
         return _complete(folder, out)
 
 
@@ -196,6 +205,14 @@ def _begin(
         f"shard_tokens must be at most {MAX_SHARD_TOKENS:,}, not {config.shard_tokens:,}",
     )
     _refuse_existing(out)
+    if is_url(out):  # where plan and pieces are; the folder is for what has to be on this disk
+        plan = _make_plan(tokenizer, config) | {"num_shares": num_shares}
+        if not send_new(json.dumps(plan, indent=2).encode(), out / PLAN):
+            begun = parse_object(read_bytes(out / PLAN) or b"", out / PLAN)
+            require_same(out, begun, _make_plan(tokenizer, config))
+        with TemporaryDirectory(prefix="electra-") as scratch:
+            yield Path(scratch)
+        return
     folder = incomplete_folder(out)
     # Shares begin at once: a plan may be there, or on its way to its place.
     names = [path.name for path in folder.iterdir()] if folder.exists() else []
@@ -236,9 +253,7 @@ def _plan(
 ) -> None:
     """Write the plan, or compare the one that is there; `clears`: remove what has none."""
     # A plan that cannot be read is none; pieces hold their settings, and are compared with them.
-    path, settings = folder / PLAN, asdict(config)
-    names = (*SETTINGS_OF_PIECES, "task_bytes")
-    plan = {"tokenizer": tokenizer.digest, **{name: settings[name] for name in names}}
+    path, plan = folder / PLAN, _make_plan(tokenizer, config)
     begun: dict[str, Any] = {}
     with suppress(UserError):
         begun = read_object(path, Begun) if path.exists() else {}
@@ -255,21 +270,35 @@ def _plan(
     put(temporary, path)
 
 
+def _make_plan(tokenizer: Tokenizer, config: PrepareConfig) -> dict[str, Any]:
+    """Return the settings of which all pieces of a preparation are."""
+    settings = asdict(config)
+    names = (*SETTINGS_OF_PIECES, "task_bytes")
+    return {"tokenizer": tokenizer.digest, **{name: settings[name] for name in names}}
+
+
 def incomplete_folder(out: Path) -> Path:
-    """Return the folder of a preparation that is not finished; of a URL, in the current folder."""
-    return (Path() if is_url(out) else out.parent) / f"{out.name}.incomplete"
+    """Return the folder of a preparation that is not finished; of a URL, the URL."""
+    return out if is_url(out) else out.parent / f"{out.name}.incomplete"
+
+
+def _top_of(folder: Path, out: Path) -> Path:
+    """Return where the folder of all pieces is: in the folder of a preparation, or at the URL."""
+    return out if is_url(out) else folder
 
 
 def _merge(
     folder: Path,
+    out: Path,
     pieces: Sequence[Piece],
     tokenizer: Tokenizer,
     config: PrepareConfig,
     sources: Sources,
 ) -> None:
     """Write into the plan of which text the shards are, and merge the pieces."""
-    write_json(folder / PLAN, read_object(folder / PLAN) | {"text": _digest(pieces)})
-    merge_pieces(folder, pieces, tokenizer, config, sources)
+    if not is_url(out):
+        write_json(folder / PLAN, read_object(folder / PLAN) | {"text": _digest(pieces)})
+    merge_pieces(folder, pieces, tokenizer, config, sources, _top_of(folder, out))
 
 
 def _digest(pieces: Sequence[Piece]) -> str:
@@ -277,7 +306,7 @@ def _digest(pieces: Sequence[Piece]) -> str:
 
 
 def _is_merged(folder: Path, out: Path, files: Sequence[Path], config: PrepareConfig) -> bool:
-    """Return whether the last step was begun and pieces may be gone; a URL's never are."""
+    """Return whether the last step was begun and pieces may be gone; those at a URL never are."""
     # If the step has left something damaged, all that it wrote is removed.
     if is_url(out) or not (folder / "manifest.json").exists():
         return False
@@ -321,11 +350,13 @@ def _run(
     pieces: Sequence[Piece],
     tokenizer: Tokenizer,
     folder: Path,
+    out: Path,
     config: PrepareConfig,
     engine: Engine,
     progress: TellProgress | None,
 ) -> None:
     """Do the pieces and report progress."""
+    top = _top_of(folder, out) / PIECES
     total = sum(piece.source_bytes for piece in pieces)
     done = num_tokens = 0
 
@@ -337,20 +368,20 @@ def _run(
             progress(done, total, num_tokens)
 
     if engine != "ray":
-        return run_here(pieces, tokenizer, folder / PIECES, config.workers, tell)
+        return run_here(pieces, tokenizer, top, config.workers, tell, folder)
     from electra.shards.cluster import run_on_ray
 
-    run_on_ray(pieces, tokenizer, folder / PIECES, config.workers, tell)
+    run_on_ray(pieces, tokenizer, top, config.workers, tell)
 
 
 def _complete(folder: Path, out: Path) -> dict[str, Any]:
-    """Give shards and folder their names, or copy them to their URL; some may be done already."""
+    """Give shards and folder their names, or send them and at last the manifest to the URL."""
     if is_url(out):
-        for path, name in list_shards(folder):
-            send(path, out / name)
-        manifest = read_object(folder / "manifest.json", Manifest)
-        shutil.rmtree(folder)
-        return manifest
+        send_merged(folder, out)
+        path = folder / "manifest.json"
+        is_ours = send_new(path.read_bytes(), out / path.name)
+        require(is_ours, f"{out} was written by another process meanwhile, from another text")
+        return read_object(path, Manifest)
     move_shards(folder)
     for path in folder.glob("pipe-*"):
         path.unlink(missing_ok=True)

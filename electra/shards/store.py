@@ -10,13 +10,14 @@ A shards folder holds
     train-00001.tokens ... and heldout-00000.tokens ...: the part for evaluation
     dropped.jsonl          with prepare's write_dropped: the documents that were left out
     verified.json          written by readers when the hashes were right
+    moves.json             in a folder that was written to a URL: where the files of some shards are
 
 All numbers are little-endian and are read through memory maps. Shards hold no special tokens, no
 empty lines and no empty documents. The first line and the first document begin at 0. `prepare`
 records neither time nor machine: the same input gives the same bytes.
 
 The folder may lie at a URL. Each of its files is then copied to this machine's disk when it is
-first used (`fetch` in text/streams.py), and compared with its sha256.
+first used (`fetch` in objects.py), and compared with its sha256.
 """
 
 import hashlib
@@ -35,9 +36,9 @@ import numpy as np
 
 from electra.errors import UserError, require
 from electra.files import parse_object, read_object, sha256_file, write_json
+from electra.objects import TRUSTED_SECONDS, fetch, fetched, is_url, place_of, read_bytes
 from electra.settings import AtLeast
 from electra.shapes import check_shape
-from electra.text.urls import TRUSTED_SECONDS, fetch, fetched, is_url, locate, read_bytes
 from electra.tokenizing.tokenizer import Tokenizer, tokens_dtype
 
 try:
@@ -52,6 +53,8 @@ VERSION = 1
 PARTS: tuple[Part, ...] = ("train", "heldout")
 COLUMNS = ("tokens", "lines", "documents")
 OFFSET_DTYPE = "<u4"
+MOVES = "moves.json"
+"""Where the files of shards are that are still those of pieces, by the names of the shards."""
 VERIFIED = "verified.json"
 """Memory of `open_shards`: the manifest's sha256 and when each file was changed last."""
 SPARE_FILES, SPARE_MAPS = 256, 4096
@@ -210,7 +213,7 @@ def open_shards(folder: str | Path, *, verify: bool | Literal["anew"] = True) ->
         UserError: The folder holds no shards, or a file is missing, damaged or of another folder.
             At a URL, this can happen whenever a column of a shard is first used.
     """
-    folder = locate(folder)
+    folder = place_of(folder)
     if folder.suffix == ".toml" and folder.is_file():
         return _open_mixture(folder, verify=verify)
     path = folder / "manifest.json"
@@ -238,7 +241,7 @@ def open_shards(folder: str | Path, *, verify: bool | Literal["anew"] = True) ->
     )
     identity = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
     digest = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()
-    parts, files = _list_files(folder, manifest)
+    parts, files = _list_files(folder, manifest, read_moves(folder))
     for part, shards in parts.items():
         require(bool(shards), f"{path} is damaged: no shard of part {part}")
     if not is_url(folder):
@@ -250,8 +253,23 @@ def open_shards(folder: str | Path, *, verify: bool | Literal["anew"] = True) ->
     return Shards(folder, tokenizer, manifest, digest, parts["train"], parts["heldout"])
 
 
+def read_moves(folder: Path) -> dict[str, str]:
+    """Return where the files of shards are that are still those of pieces; empty: there are none.
+
+    Places are names in the folder, without the suffixes of the columns, as are those of shards.
+    """
+    content = read_bytes(folder / MOVES)
+    moves = parse_object(content, folder / MOVES) if content is not None else {}
+    check_shape(moves, dict[str, str], folder / MOVES)
+    for place in moves.values():
+        require(
+            ".." not in place, f"{folder / MOVES} is damaged: {place} is no place in the folder"
+        )
+    return moves
+
+
 def _list_files(
-    folder: Path, manifest: dict[str, Any]
+    folder: Path, manifest: dict[str, Any], moves: dict[str, str]
 ) -> tuple[dict[str, tuple[Shard, ...]], dict[str, tuple[int, str]]]:
     """Return the shards of both parts, and the size and sha256 of each of their files by name."""
     dtype = manifest["dtype"]
@@ -261,6 +279,7 @@ def _list_files(
         shards = []
         for index, entry in enumerate(manifest["parts"][part]["shards"]):
             name, sha256 = shard_name(part, index), entry["sha256"]
+            name = moves.get(name, name)
             shards.append(Shard(entry["num_tokens"], folder / name, sha256, dtype))
             for column in COLUMNS:
                 size = entry[f"num_{column}"] * _column_dtype(column, dtype).itemsize

@@ -96,7 +96,7 @@ SETTINGS_FORMATS = {".yaml", ".yml", ".toml", ".ini", ".cfg", ".lock"}
 DATASET_MARKS = {"dataset_info.json", "state.json"}
 """Files of a folder that `datasets` saved. Its text is in its .arrow files."""
 WRITTEN_FOLDERS = {
-    "a shards folder": {"manifest.json", "tokenizer", "train-00000.tokens"},
+    "a shards folder": {"manifest.json", "tokenizer", "heldout-00000.tokens"},
     "a tokenizer folder": {"tokenizer.json", "tokenizer_config.json"},
     "a model folder": {"config.json", "model.safetensors"},
     "a run or fine-tuning folder": {"config.json", "manifest.json"},

@@ -92,6 +92,9 @@ def keeping(folder: Path, what: str, pattern: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
+        if is_url(folder):
+            told = f"{folder} keeps each {what}; the same command continues there"
+            raise KeyboardInterrupt(told) from None
         if number := len([*folder.glob(pattern)]):
             kept = f"{folder} keeps {count_of(number, what)}; the same command continues there"
             raise KeyboardInterrupt(kept) from None

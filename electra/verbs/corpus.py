@@ -12,6 +12,7 @@ from electra.assignments import override, override_from_toml
 from electra.checkpoints.bundled import find_model
 from electra.errors import command, count_of, require
 from electra.files import read_text
+from electra.objects import is_url, place_of
 from electra.reports.glossary import format_count
 from electra.shards.config import PrepareConfig
 from electra.terminal.live import Progress
@@ -26,7 +27,6 @@ from electra.terminal.printing import (
     print_tokens,
 )
 from electra.text.config import TextConfig
-from electra.text.urls import is_url, locate
 from electra.tokenizing.config import TokenizerConfig
 from electra.verbs.arguments import (
     as_list,
@@ -244,7 +244,7 @@ def prepare(
     loaded = Tokenizer.load(place)
     if not is_url(out):
         refuse_existing(Path(out))
-    out = locate(out)
+    out = place_of(out)
     if dry_run:
         raise Planned(resolved, f"read {_describe(files)} and write the shards {out}")
     given = (names, loaded, out, resolved)
@@ -373,7 +373,7 @@ def inspect(
     from electra.text.documents import Reader
     from electra.tokenizing.tokenizer import Tokenizer
 
-    folder, words = find_model(locate(folder)), as_words(settings)
+    folder, words = find_model(place_of(folder)), as_words(settings)
     require(
         folder.suffix != ".toml" or not folder.is_file(),
         f"{folder} is a mixture; inspect its shards folders one by one",

@@ -9,7 +9,8 @@ from electra.checkpoints.checkpoint import list_checkpoints, verify_checkpoint
 from electra.errors import UserError, count_of, require
 from electra.files import HASHES, check_hashes, read_object, sha256_file
 from electra.pretraining.replay import Absent
-from electra.shards.merging import list_hashes
+from electra.shards.merging import list_hashes, moved
+from electra.shards.store import read_moves
 
 
 class Claim(NamedTuple):
@@ -69,9 +70,9 @@ class Claims:
                     raise UserError(f"{checkpoint} is damaged: {error}") from None
         if any(folder.glob("*.tokens")):
             with self.prove("manifest.json: each shard matches its sha256") as tell:
-                hashes = list_hashes(folder)
+                hashes, moves = list_hashes(folder), read_moves(folder)
                 for name, sha256 in hashes.items():
-                    path = folder / name
+                    path = folder / moved(name, moves)
                     require(path.is_file(), f"{path} is missing, but {shards} names it")
                     right = sha256_file(path) == sha256
                     require(right, f"{path} is damaged: it does not match its sha256 in {shards}")
