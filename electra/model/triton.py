@@ -1,11 +1,14 @@
-"""Triton kernels for a GPU, and ELECTRA's layer of them: attention, products with GELU inside.
+"""Triton kernels for a GPU, and ELECTRA's layer with them: attention over short rows.
 
 Each kernel is a torch operation with a plain definition in `electra.py`.
 tests/test_triton_layer.py runs them in Triton's interpreter and compiles them for compute
-capability 9.0; results/gpu/small-triton.md has their times.
+capability 9.0; results/gpu/small-triton.md has the times of an earlier form.
+
+Attention holds a whole row of scores in registers, in base 2: the forward pass keeps log2 of each
+row's sum, so that the backward pass needs neither maximum nor sum nor division.
 
 Shape suffixes: B rows of the batch, L positions, N heads, D size of a head, M = B * L, H hidden
-size, F feed-forward size, R blocks of rows, X = F + H.
+size, J = 3 * H.
 """
 
 # mypy: allow-untyped-defs
@@ -18,17 +21,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.model.electra import PostNormLayer
+from electra.model.electra import PostNormLayer, SelfAttention
 from electra.model.parts import DropoutMasks, Linear
 
 LONGEST = 128
-"""Longest rows of `attend`, positions: the scores of some rows stay in registers."""
-ROWS, ROWS_BACKWARD = 64, 32
-"""Rows of scores that a program of attention holds at a time; more do not fit into its registers
-(seen in the cubin for compute capability 9.0)."""
-NUM_WARPS = 8
-BLOCK_M, BLOCK_N, BLOCK_K = 128, 128, 32
-"""Blocks of the products: rows, columns and inner size."""
+"""Longest rows of `attend`, positions: the scores of a row stay in registers."""
+ROWS, NUM_WARPS, NUM_WARPS_BACKWARD = 64, 4, 8
+"""Rows of scores that a program of the forward pass holds, and warps of a program: by the registers
+and instructions of the cubin for compute capability 9.0 (no spills; several programs a processor
+forward, one backward)."""
+LEAST_BLOCK = 32
+"""Least padded length, for `_find_kept`."""
+HIDDEN = tl.constexpr(-16384.0)
+"""Score of what a mask hides, in base 2: every exponential of it is 0, and beside it a float32
+still tells the number of positions of a row in which everything is hidden."""
 
 
 @triton.jit
@@ -39,41 +45,49 @@ def _load_head(start, rows, columns, stride, length):
 
 
 @triton.jit
-def _probabilities(
-    q, k, mask, rows, columns, L: tl.constexpr, mask_row, mask_column, scale, MASKED: tl.constexpr
-):
-    """Return the attention probabilities of some rows of one head, float32."""
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    inside = columns[None, :] < L
-    if MASKED:
+def _scores(
+    q, k, mask, rows, columns, mask_row, mask_column, scale,
+    L: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Return the masked scores of some rows of one head in base 2, float32."""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * 1.4426950408889634)
+    if MASKED == 1:  # alike for all rows
+        added = tl.load(mask + columns * mask_column, mask=columns < L, other=0.0)[None, :]
+    if MASKED == 2:
         places = rows[:, None] * mask_row + columns[None, :] * mask_column
-        added = tl.load(mask + places, mask=(rows[:, None] < L) & inside, other=0.0)
-        scores += added.to(tl.float32)
-    scores = tl.where(inside, scores, float("-inf"))
-    weights = tl.exp(scores - tl.max(scores, axis=1)[:, None])
-    return weights / tl.sum(weights, axis=1)[:, None]
+        inside = (rows[:, None] < L) & (columns[None, :] < L)
+        added = tl.load(mask + places, mask=inside, other=0.0)
+    if MASKED:
+        scores = tl.maximum(scores + added.to(tl.float32) * 1.4426950408889634, HIDDEN)
+    if L != BLOCK:
+        scores = tl.where(columns[None, :] < L, scores, float("-inf"))
+    return scores
 
 
 @triton.jit
-def _halves(words):
+def _numbers(words):
+    """Return two numbers in the upper 16 bits of a word, for each word."""
     words = words.to(tl.uint32, bitcast=True)
-    return tl.join(words & 0xFFFF, words >> 16)
+    return tl.join(words << 16, words)
 
 
 @triton.jit
-def _dropout_scale(seed, head, rows, num_dropped, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """Return dropout's factors, 0 or 1 / (1 - prob), of some rows of one head."""
+def _find_kept(seed, head, rows, num_dropped, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """Return which probabilities of some rows of one head dropout keeps."""
     eighths = tl.arange(0, BLOCK // 8)
     places = (head * BLOCK + rows[:, None]) * (BLOCK // 8) + eighths[None, :]
-    a, b, c, d = tl.randint4x(tl.load(seed), places, n_rounds=7)  # two numbers of 16 bits each
-    numbers = tl.join(tl.join(_halves(a), _halves(b)), tl.join(_halves(c), _halves(d)))
-    kept = tl.reshape(numbers, (ROWS, BLOCK)) >= num_dropped
-    return tl.where(kept, 65536.0 / (65536 - num_dropped), 0.0)
+    a, b, c, d = tl.randint4x(tl.load(seed), places, n_rounds=7)
+    numbers = tl.join(tl.join(_numbers(a), _numbers(b)), tl.join(_numbers(c), _numbers(d)))
+    # The eight numbers of a call belong to the columns that one thread holds of a product of
+    # tensor cores: four pairs, eight columns apart. Their layout is then not converted.
+    numbers = tl.reshape(numbers, (ROWS, BLOCK // 32, 4, 4, 2))
+    numbers = tl.reshape(tl.permute(numbers, (0, 1, 3, 2, 4)), (ROWS, BLOCK))
+    return numbers >= (tl.cast(num_dropped, tl.uint32) << 16)
 
 
 @triton.jit
 def _attend(
-    qkv, mask, seed, out, N, scale, num_dropped, mask_batch, mask_row, mask_column,
+    qkv, mask, seed, out, sums, N, scale, num_dropped, factor, mask_batch, mask_row, mask_column,
     L: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     MASKED: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
@@ -85,129 +99,67 @@ def _attend(
     q = _load_head(start, rows, deep, 3 * N * D, L)
     k = _load_head(start + N * D, columns, deep, 3 * N * D, L)
     v = _load_head(start + 2 * N * D, columns, deep, 3 * N * D, L)
-    probs = _probabilities(
-        q, k, mask + batch * mask_batch, rows, columns, L, mask_row, mask_column, scale, MASKED
-    )
+    scores = _scores(
+        q, k, mask + batch * mask_batch, rows, columns, mask_row, mask_column, scale,
+        L, BLOCK, MASKED,
+    )  # fmt: skip
+    largest = tl.max(scores, axis=1)
+    weights = tl.exp2(scores - largest[:, None])
+    total = tl.sum(weights, axis=1)
+    tl.store(sums + head * L + rows, largest + tl.log2(total), mask=rows < L)
     if DROPS:
-        probs *= _dropout_scale(seed, head, rows, num_dropped, BLOCK, ROWS)
-    context = tl.dot(probs.to(v.dtype), v, input_precision="ieee")
+        kept = _find_kept(seed, head, rows, num_dropped, BLOCK, ROWS)
+        weights = tl.where(kept, weights, 0.0)
+    context = tl.dot(weights.to(v.dtype), v, input_precision="ieee") * (factor / total)[:, None]
     places = (batch.to(tl.int64) * L + rows[:, None]) * N * D + number * D + deep[None, :]
     tl.store(out + places, context.to(out.dtype.element_ty), mask=rows[:, None] < L)
 
 
 @triton.jit
 def _attend_backward(
-    grad, qkv, mask, seed, grad_qkv, sums, N, scale, num_dropped,
+    grad, out, sums, qkv, mask, seed, grad_qkv, grad_bias, N, scale, num_dropped, factor,
     mask_batch, mask_row, mask_column,
-    L: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    L: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
     MASKED: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     batch, number = head // N, head % N
-    columns, deep = tl.arange(0, BLOCK), tl.arange(0, D)
+    rows, deep = tl.arange(0, BLOCK), tl.arange(0, D)
+    inside = rows[:, None] < L
     first = batch.to(tl.int64) * L * 3 * N * D + number * D
-    k = _load_head(qkv + first + N * D, columns, deep, 3 * N * D, L)
-    v = _load_head(qkv + first + 2 * N * D, columns, deep, 3 * N * D, L)
+    of_out = batch.to(tl.int64) * L * N * D + number * D
+    q = _load_head(qkv + first, rows, deep, 3 * N * D, L)
+    k = _load_head(qkv + first + N * D, rows, deep, 3 * N * D, L)
+    v = _load_head(qkv + first + 2 * N * D, rows, deep, 3 * N * D, L)
+    g = _load_head(grad + of_out, rows, deep, N * D, L)
+    context = _load_head(out + of_out, rows, deep, N * D, L)
+    scores = _scores(
+        q, k, mask + batch * mask_batch, rows, rows, mask_row, mask_column, scale, L, BLOCK, MASKED
+    )
+    # Dropout's factor is part of the probabilities. Rows outside have infinite sums: all are 0.
+    total = tl.load(sums + head * L + rows, mask=rows < L, other=float("inf")) - tl.log2(factor)
+    probs = tl.exp2(scores - total[:, None])
+    grad_probs = tl.dot(g, tl.trans(v), input_precision="ieee")
+    dropped = probs
+    if DROPS:
+        kept = _find_kept(seed, head, rows, num_dropped, BLOCK, BLOCK)
+        dropped = tl.where(kept, probs, 0.0)
+        grad_probs = tl.where(kept, grad_probs, 0.0)
+    grad_v = tl.dot(tl.trans(dropped.to(g.dtype)), g, input_precision="ieee")
+    mean = tl.sum(g.to(tl.float32) * context.to(tl.float32), axis=1) / factor
+    grad_scores = (probs * (grad_probs - mean[:, None])).to(q.dtype)
+    grad_q = tl.dot(grad_scores, k, input_precision="ieee") * scale
+    grad_k = tl.dot(tl.trans(grad_scores), q, input_precision="ieee") * scale
+    places = grad_qkv + first + rows[:, None] * 3 * N * D + deep[None, :]
     dtype = grad_qkv.dtype.element_ty
-    sum_q = tl.zeros((D,), dtype=tl.float32)
-    grad_k = tl.zeros((BLOCK, D), dtype=tl.float32)
-    grad_v = tl.zeros((BLOCK, D), dtype=tl.float32)
-    for low in range(0, BLOCK, ROWS):
-        rows = low + tl.arange(0, ROWS)
-        q = _load_head(qkv + first, rows, deep, 3 * N * D, L)
-        of_grad = grad + batch.to(tl.int64) * L * N * D + number * D
-        g = _load_head(of_grad, rows, deep, N * D, L)
-        probs = _probabilities(
-            q, k, mask + batch * mask_batch, rows, columns, L, mask_row, mask_column, scale, MASKED
-        )
-        grad_probs = tl.dot(g, tl.trans(v), input_precision="ieee")
-        dropped = probs
-        if DROPS:
-            kept = _dropout_scale(seed, head, rows, num_dropped, BLOCK, ROWS)
-            dropped = probs * kept
-            grad_probs *= kept
-        grad_v = tl.dot(tl.trans(dropped.to(g.dtype)), g, grad_v, input_precision="ieee")
-        grad_scores = probs * (grad_probs - tl.sum(grad_probs * probs, axis=1)[:, None]) * scale
-        grad_scores = grad_scores.to(q.dtype)
-        grad_q = tl.dot(grad_scores, k, input_precision="ieee")
-        grad_k = tl.dot(tl.trans(grad_scores), q, grad_k, input_precision="ieee")
-        places = first + rows[:, None] * 3 * N * D + deep[None, :]
-        tl.store(grad_qkv + places, grad_q.to(dtype), mask=rows[:, None] < L)
-        sum_q += tl.sum(tl.where(rows[:, None] < L, grad_q, 0.0), axis=0)
-    places = first + columns[:, None] * 3 * N * D + deep[None, :]
-    inside = columns[:, None] < L
-    tl.store(grad_qkv + places + N * D, grad_k.to(dtype), mask=inside)
-    tl.store(grad_qkv + places + 2 * N * D, grad_v.to(dtype), mask=inside)
-    # Outside the rows the gradients of keys and values are 0.
-    of_head = sums + batch * 3 * N * D + number * D + deep
-    tl.store(of_head, sum_q)
-    tl.store(of_head + N * D, tl.sum(grad_k, axis=0))
+    tl.store(places, grad_q.to(dtype), mask=inside)
+    tl.store(places + N * D, grad_k.to(dtype), mask=inside)
+    tl.store(places + 2 * N * D, grad_v.to(dtype), mask=inside)
+    of_head = grad_bias + batch * 3 * N * D + number * D + deep
+    tl.store(of_head, tl.sum(grad_q, axis=0))
+    # What is added to all keys alike changes no softmax: its gradient is 0.
+    tl.store(of_head + N * D, tl.zeros((D,), dtype=tl.float32))
     tl.store(of_head + 2 * N * D, tl.sum(grad_v, axis=0))
-
-
-@triton.jit
-def _load_tile(start, rows, columns, row_stride, column_stride, num_rows, num_columns):
-    inside = (rows[:, None] < num_rows) & (columns[None, :] < num_columns)
-    places = rows[:, None] * row_stride + columns[None, :] * column_stride
-    return tl.load(start + places, mask=inside, other=0.0)
-
-
-@triton.jit
-def _multiply(
-    x, weight, rows, columns, M, F, H: tl.constexpr, deep_stride, column_stride,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Return a block of the product of x (M, H) and weight (H, F) with these strides, float32."""
-    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for low in range(0, H, BLOCK_K):
-        deep = low + tl.arange(0, BLOCK_K)
-        left = _load_tile(x, rows, deep, H, 1, M, H)
-        right = _load_tile(weight, deep, columns, deep_stride, column_stride, H, F)
-        total = tl.dot(left, right, total, input_precision="ieee")
-    return total
-
-
-@triton.jit
-def _linear_gelu(
-    x, weight, bias, inner, out, M, F, H: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total = _multiply(x, weight, rows, columns, M, F, H, 1, H, BLOCK_M, BLOCK_N, BLOCK_K)
-    total += tl.load(bias + columns, mask=columns < F, other=0.0).to(tl.float32)[None, :]
-    places = rows[:, None] * F + columns[None, :]
-    inside = (rows[:, None] < M) & (columns[None, :] < F)
-    rounded = total.to(inner.dtype.element_ty)
-    tl.store(inner + places, rounded, mask=inside)
-    h = rounded.to(tl.float32)
-    gelu = 0.5 * h * (1.0 + tl.erf(h * 0.7071067811865476))
-    tl.store(out + places, gelu.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _linear_gelu_backward(
-    grad, weight, inner, grad_inner, sums, M, F, H: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total = _multiply(grad, weight, rows, columns, M, F, H, F, 1, BLOCK_M, BLOCK_N, BLOCK_K)
-    places = rows[:, None] * F + columns[None, :]
-    inside = (rows[:, None] < M) & (columns[None, :] < F)
-    h = tl.load(inner + places, mask=inside, other=0.0).to(tl.float32)
-    slope = 0.5 * (1.0 + tl.erf(h * 0.7071067811865476))
-    slope += h * tl.exp(-0.5 * h * h) * 0.3989422804014327
-    total *= slope
-    tl.store(grad_inner + places, total.to(grad_inner.dtype.element_ty), mask=inside)
-    # Outside the rows the products are 0.
-    of_rows = sums + tl.program_id(0) * (F + H)
-    tl.store(of_rows + columns, tl.sum(total, axis=0), mask=columns < F)
-    if tl.program_id(1) == 0:
-        for low in range(0, H, BLOCK_K):
-            deep = low + tl.arange(0, BLOCK_K)
-            left = _load_tile(grad, rows, deep, H, 1, M, H)
-            tl.store(of_rows + F + deep, tl.sum(left.to(tl.float32), axis=0), mask=deep < H)
 
 
 def can_attend(length: int, head_size: int) -> bool:
@@ -219,36 +171,47 @@ def can_attend(length: int, head_size: int) -> bool:
 @torch.library.custom_op("electra::attend", mutates_args=())
 def attend(
     qkv_BL3ND: Tensor, mask_BNLL: Tensor | None, seed: Tensor, prob: float, scale: float
-) -> Tensor:
-    """Return the attention of short rows (B, L, N, D).
+) -> tuple[Tensor, Tensor]:
+    """Return the attention of short rows (B, L, N, D), and log2 of the rows' sums (B, N, L).
+
+    A sum is that of a row's exponentials before dropout.
 
     Args:
         qkv_BL3ND: Query, key and value, contiguous; `can_attend` says of which sizes.
-        mask_BNLL: Added to the scores, alike for all heads; broadcasts to (B, 1, L, L).
+        mask_BNLL: Added to the scores, alike for all heads; broadcasts to (B, 1, L, L). Scores
+            below -16384 log(2) count as that.
         seed: Seed of the dropout, int64, one element.
         prob: Probability with which dropout zeroes an attention probability, to 1 / 131072.
         scale: Factor of the scores.
     """
     B, L, _, N, D = qkv_BL3ND.shape
     out = qkv_BL3ND.new_empty(B, L, N, D)
-    mask, numbers, constants = _describe(qkv_BL3ND, mask_BNLL, prob, ROWS)
-    grid = (B * N, triton.cdiv(L, constants["ROWS"]))
+    sums_BNL = qkv_BL3ND.new_empty(B, N, L, dtype=torch.float32)
+    mask, numbers, constants = _describe(qkv_BL3ND, mask_BNLL, prob)
+    rows = min(constants["BLOCK"], ROWS)
     with torch.cuda.device_of(qkv_BL3ND):
-        _attend[grid](qkv_BL3ND, mask, seed, out, N, scale, *numbers, **constants)
-    return out
+        _attend[(B * N, triton.cdiv(L, rows))](
+            *(qkv_BL3ND, mask, seed, out, sums_BNL, N, scale, *numbers),
+            **constants,
+            ROWS=rows,
+            num_warps=NUM_WARPS,
+        )
+    return out, sums_BNL
 
 
 @attend.register_fake
 def _(
     qkv_BL3ND: Tensor, mask_BNLL: Tensor | None, seed: Tensor, prob: float, scale: float
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     B, L, _, N, D = qkv_BL3ND.shape
-    return qkv_BL3ND.new_empty(B, L, N, D)
+    return qkv_BL3ND.new_empty(B, L, N, D), qkv_BL3ND.new_empty(B, N, L, dtype=torch.float32)
 
 
 @torch.library.custom_op("electra::attend_backward", mutates_args=())
 def attend_backward(
     grad_BLND: Tensor,
+    out_BLND: Tensor,
+    sums_BNL: Tensor,
     qkv_BL3ND: Tensor,
     mask_BNLL: Tensor | None,
     seed: Tensor,
@@ -257,127 +220,71 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient of query, key and value (B, L, 3, N, D), and its sums (B, 3, N, D).
 
-    `grad_BLND` is the contiguous gradient of what `attend` returned for the other arguments.
+    `grad_BLND` is the contiguous gradient of `out_BLND`, which `attend` returned with `sums_BNL`
+    for the other arguments.
     """
     B, _, _, N, D = qkv_BL3ND.shape
     grad_qkv = torch.empty_like(qkv_BL3ND)
-    sums_B3ND = qkv_BL3ND.new_empty(B, 3, N, D, dtype=torch.float32)
-    mask, numbers, constants = _describe(qkv_BL3ND, mask_BNLL, prob, ROWS_BACKWARD)
+    bias_B3ND = qkv_BL3ND.new_empty(B, 3, N, D, dtype=torch.float32)
+    mask, numbers, constants = _describe(qkv_BL3ND, mask_BNLL, prob)
     with torch.cuda.device_of(qkv_BL3ND):
         _attend_backward[(B * N,)](
-            *(grad_BLND, qkv_BL3ND, mask, seed, grad_qkv, sums_B3ND),
+            *(grad_BLND, out_BLND, sums_BNL, qkv_BL3ND, mask, seed, grad_qkv, bias_B3ND),
             *(N, scale, *numbers),
             **constants,
+            num_warps=NUM_WARPS_BACKWARD,
         )
-    return grad_qkv, sums_B3ND
+    return grad_qkv, bias_B3ND
 
 
 @attend_backward.register_fake
 def _(
-    grad_BLND: Tensor,
-    qkv_BL3ND: Tensor,
-    mask_BNLL: Tensor | None,
-    seed: Tensor,
-    prob: float,
-    scale: float,
+    grad_BLND: Tensor, out_BLND: Tensor, sums_BNL: Tensor, qkv_BL3ND: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor]:
     B, _, _, N, D = qkv_BL3ND.shape
-    sums_B3ND = qkv_BL3ND.new_empty(B, 3, N, D, dtype=torch.float32)
-    return torch.empty_like(qkv_BL3ND), sums_B3ND
+    return torch.empty_like(qkv_BL3ND), qkv_BL3ND.new_empty(B, 3, N, D, dtype=torch.float32)
 
 
 def _describe(
-    qkv_BL3ND: Tensor, mask_BNLL: Tensor | None, prob: float, rows: int
-) -> tuple[Tensor, tuple[int, ...], dict[str, int]]:
+    qkv_BL3ND: Tensor, mask_BNLL: Tensor | None, prob: float
+) -> tuple[Tensor, tuple[float, ...], dict[str, int]]:
     """Return the mask of a kernel of attention, its numbers (dropout, strides) and constants."""
     B, L, _, _, D = qkv_BL3ND.shape
-    mask = qkv_BL3ND if mask_BNLL is None else mask_BNLL.expand(B, 1, L, L)
-    strides = (0, 0, 0) if mask_BNLL is None else (mask.stride(0), mask.stride(2), mask.stride(3))
-    block = max(16, triton.next_power_of_2(L))
-    constants = {"L": L, "D": D, "BLOCK": block, "ROWS": min(block, rows)}
-    flags = {"MASKED": int(mask_BNLL is not None), "DROPS": int(prob > 0)}
-    numbers = (round(65536 * prob), *strides)
-    return mask, numbers, constants | flags | {"num_warps": NUM_WARPS}
+    num_dropped = min(round(65536 * prob), 65535)
+    mask, kind, strides = qkv_BL3ND, 0, (0, 0, 0)
+    if mask_BNLL is not None:
+        kind = 1 if mask_BNLL.shape[2] == 1 else 2
+        mask = mask_BNLL.expand(B, 1, L, L)
+        strides = mask.stride(0), mask.stride(2), mask.stride(3)
+    block = max(LEAST_BLOCK, triton.next_power_of_2(L))
+    constants = {"L": L, "D": D, "BLOCK": block, "MASKED": kind, "DROPS": int(prob > 0)}
+    return mask, (num_dropped, 65536 / (65536 - num_dropped), *strides), constants
 
 
-@torch.library.custom_op("electra::linear_gelu", mutates_args=())
-def linear_gelu(x_MH: Tensor, weight_FH: Tensor, bias_F: Tensor) -> tuple[Tensor, Tensor]:
-    """Return h = x weight^T + bias and gelu(h), both (M, F); all tensors are contiguous."""
-    inner_MF = x_MH.new_empty(len(x_MH), len(weight_FH))
-    out_MF = torch.empty_like(inner_MF)
-    M, F, H = *inner_MF.shape, x_MH.shape[1]
-    grid = (triton.cdiv(M, BLOCK_M), triton.cdiv(F, BLOCK_N))
-    with torch.cuda.device_of(x_MH):
-        _linear_gelu[grid](
-            x_MH, weight_FH, bias_F, inner_MF, out_MF, M, F, H,
-            BLOCK_M, BLOCK_N, BLOCK_K, num_warps=NUM_WARPS, num_stages=3,
-        )  # fmt: skip
-    return inner_MF, out_MF
+class TritonSelfAttention(SelfAttention):
+    """Attention by Triton's kernels; rows longer than `LONGEST` take torch's.
 
-
-@linear_gelu.register_fake
-def _(x_MH: Tensor, weight_FH: Tensor, bias_F: Tensor) -> tuple[Tensor, Tensor]:
-    inner_MF = x_MH.new_empty(len(x_MH), len(weight_FH))
-    return inner_MF, torch.empty_like(inner_MF)
-
-
-@torch.library.custom_op("electra::linear_gelu_backward", mutates_args=())
-def linear_gelu_backward(
-    grad_MH: Tensor, weight_HF: Tensor, inner_MF: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the gradient of h in gelu(h) weight^T (M, F), and sums over blocks of rows (R, F + H).
-
-    The sums are those of this gradient, and beside them those of `grad_MH`, the gradient of the
-    product. All tensors are contiguous; `inner_MF` is h.
-    """
-    grad_inner_MF = torch.empty_like(inner_MF)
-    M, F, H = *inner_MF.shape, grad_MH.shape[1]
-    grid = (triton.cdiv(M, BLOCK_M), triton.cdiv(F, BLOCK_N))
-    sums_RX = grad_MH.new_empty(grid[0], F + H, dtype=torch.float32)
-    with torch.cuda.device_of(grad_MH):
-        _linear_gelu_backward[grid](
-            grad_MH, weight_HF, inner_MF, grad_inner_MF, sums_RX, M, F, H,
-            BLOCK_M, BLOCK_N, BLOCK_K, num_warps=NUM_WARPS, num_stages=3,
-        )  # fmt: skip
-    return grad_inner_MF, sums_RX
-
-
-@linear_gelu_backward.register_fake
-def _(grad_MH: Tensor, weight_HF: Tensor, inner_MF: Tensor) -> tuple[Tensor, Tensor]:
-    width = inner_MF.shape[1] + grad_MH.shape[1]
-    sums_RX = inner_MF.new_empty(-(-len(inner_MF) // BLOCK_M), width, dtype=torch.float32)
-    return torch.empty_like(inner_MF), sums_RX
-
-
-class TritonPostNormLayer(PostNormLayer):
-    """The layer for a CUDA device with Triton.
-
-    Parameters and their names are those of `PostNormLayer`. `attention`, `intermediate` and
-    `output` are not called, their parameters are read: hooks on them never fire. Rows longer than
-    `LONGEST` take torch's attention.
+    Parameters of `qkv` are read, it is not called: hooks on it never fire.
     """
 
     def forward(
         self, x_BLH: Tensor, mask_BNLL: Tensor | None, masks: DropoutMasks | None
     ) -> Tensor:
-        """Return what `PostNormLayer.forward` returns."""
+        """Return what `SelfAttention.forward` returns."""
         B, L, H = x_BLH.shape
-        attention = self.attention
-        if can_attend(L, H // attention.num_heads):
-            prob = attention.dropout.prob if self.training else 0.0
-            seed = torch.randint(2**31 - 1, (1,), device=x_BLH.device)
-            context_BLND: Tensor = _Attend.apply(
-                x_BLH, *cast_parameters(attention.qkv, x_BLH.dtype), mask_BNLL, seed, prob,
-                attention.num_heads,
-            )  # fmt: skip
-            attended_BLH = attention.output(context_BLND.reshape(B, L, H))
-        else:
-            attended_BLH = attention(x_BLH, mask_BNLL, masks)
-        x_BLH = self.attention_norm(x_BLH + self.dropout(attended_BLH, masks))
-        inner = cast_parameters(self.intermediate, x_BLH.dtype)
-        outer = cast_parameters(self.output, x_BLH.dtype)
-        y_MH: Tensor = _FeedForward.apply(x_BLH.reshape(B * L, H), *inner, *outer)
-        return self.output_norm(x_BLH + self.dropout(y_MH.view(B, L, H), masks))
+        if not can_attend(L, H // self.num_heads):
+            return super().forward(x_BLH, mask_BNLL, masks)
+        prob = self.dropout.prob if self.training else 0.0
+        seed = torch.randint(2**31 - 1, (1,), device=x_BLH.device)
+        weights = cast_parameters(self.qkv, x_BLH.dtype)
+        context_BLND: Tensor = _Attend.apply(x_BLH, *weights, mask_BNLL, seed, prob, self.num_heads)
+        return self.output(context_BLND.reshape(B, L, H))
+
+
+class TritonPostNormLayer(PostNormLayer):
+    """The layer for a CUDA device with Triton: `PostNormLayer` with Triton's attention."""
+
+    attention_type = TritonSelfAttention
 
 
 def cast_parameters(linear: Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -401,40 +308,16 @@ class _Attend(torch.autograd.Function):
         x_MH = x_BLH.reshape(B * L, H)
         qkv_BL3ND = torch.addmm(bias_J, x_MH, weight_JH.T).view(B, L, 3, num_heads, -1)
         ctx.prob, ctx.scale = prob, qkv_BL3ND.shape[-1] ** -0.5
-        ctx.save_for_backward(x_MH, weight_JH, qkv_BL3ND, mask_BNLL, seed)
-        attended: Tensor = attend(qkv_BL3ND, mask_BNLL, seed, prob, ctx.scale)
-        return attended
+        out_BLND, sums_BNL = attend(qkv_BL3ND, mask_BNLL, seed, prob, ctx.scale)
+        ctx.save_for_backward(x_MH, weight_JH, out_BLND, sums_BNL, qkv_BL3ND, mask_BNLL, seed)
+        return out_BLND
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x_MH, weight_JH, *attended = ctx.saved_tensors
         B, L = grads[0].shape[:2]
-        grad_qkv, sums_B3ND = attend_backward(grads[0].contiguous(), *attended, ctx.prob, ctx.scale)
+        grad_qkv, bias_B3ND = attend_backward(grads[0].contiguous(), *attended, ctx.prob, ctx.scale)
         grad_MJ = grad_qkv.view(B * L, -1)
-        grad_bias_J = sums_B3ND.sum(dim=0).flatten().to(weight_JH.dtype)
+        grad_bias_J = bias_B3ND.sum(dim=0).flatten().to(weight_JH.dtype)
         grad_x_BLH = (grad_MJ @ weight_JH).view(B, L, -1)
         return grad_x_BLH, grad_MJ.T @ x_MH, grad_bias_J, None, None, None, None
-
-
-class _FeedForward(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x_MH: Tensor, in_FH: Tensor, in_F: Tensor, out_HF: Tensor, out_H: Tensor
-    ) -> Tensor:
-        inner_MF, gelu_MF = linear_gelu(x_MH, in_FH, in_F)
-        ctx.save_for_backward(x_MH, in_FH, out_HF, inner_MF, gelu_MF)
-        return torch.addmm(out_H, gelu_MF, out_HF.T)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        x_MH, in_FH, out_HF, inner_MF, gelu_MF = ctx.saved_tensors
-        grad_MH = grads[0].contiguous()
-        grad_inner_MF, sums_RX = linear_gelu_backward(grad_MH, out_HF, inner_MF)
-        sums_X = sums_RX.sum(dim=0).to(in_FH.dtype)
-        return (
-            grad_inner_MF @ in_FH,
-            grad_inner_MF.T @ x_MH,
-            sums_X[: len(in_FH)],
-            grad_MH.T @ gelu_MF,
-            sums_X[len(in_FH) :],
-        )

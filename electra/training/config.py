@@ -146,7 +146,7 @@ class TrainConfig(Settings):
     layers: Literal["auto", "plain", "fused", "triton"] = "auto"
     """plain: layers of ordinary modules, which support hooks and adapters. fused: the same layers,
     as one autograd function with a written-out forward and backward pass, for a CPU without
-    torch.compile. triton: the same layers with attention over short rows and feed-forward as Triton
+    torch.compile. triton: plain layers with attention over rows of at most 128 positions as Triton
     kernels, for a CUDA device. auto: fused on a CPU without torch.compile, else plain."""
 
     section = "train."
