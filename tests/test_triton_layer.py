@@ -50,31 +50,30 @@ def test_in_the_interpreter():
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")  # of Triton 3.9
 @pytest.mark.skipif(IS_INTERPRETED, reason="no interpreter compiles")
-def test_kernels_compile_for_a_gpu():
-    """In bfloat16 for compute capability 9.0, within the shared memory of a program there."""
-    import triton
-    from triton.backends.compiler import GPUTarget
+@pytest.mark.parametrize(("width", "heads"), [(256, 4), (64, 4), (768, 12)])
+def test_kernels_compile_for_a_gpu(width, heads):
+    """In bfloat16 for compute capability 9.0: no spilled register, shared memory that suffices."""
+    from benchmarks.assembled import assemble_own
+    from electra.model import triton  # noqa: F401
 
-    from electra.model import triton as kernels
+    def meta(*shape, dtype=torch.bfloat16):
+        return torch.empty(shape, dtype=dtype, device="meta")
 
-    sizes = {"L": 128, "D": 64, "BLOCK": 128, "MASKED": 1, "DROPS": 1}
-    for kernel, constants, num_warps in (
-        (kernels._attend, {**sizes, "ROWS": kernels.ROWS}, kernels.NUM_WARPS),
-        (kernels._attend_backward, sizes, kernels.NUM_WARPS_BACKWARD),
-    ):
-        types = {"scale": "fp32", "factor": "fp32", "N": "i32", "num_dropped": "i32"}
-        types |= {"seed": "*i64", "sums": "*fp32", "grad_bias": "*fp32"}
-        signature = {
-            name: "constexpr"
-            if name in constants
-            else types.get(name, "i32" if name.startswith("mask_") else "*bf16")
-            for name in kernel.arg_names
-        }
-        source = triton.compiler.ASTSource(kernel, signature, constants)
-        options = {"num_warps": num_warps}
-        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-        assert compiled.metadata.shared <= 227 * 1024, kernel
-        assert compiled.asm["cubin"]
+    seed, mask = meta(1, dtype=torch.int64), meta(8, 1, 1, 128)
+    qkv, out = meta(8, 128, 3, heads, width // heads), meta(8, 128, heads, width // heads)
+    sums, vector = meta(8, heads, 128, dtype=torch.float32), meta(width, dtype=torch.float32)
+    rows, statistics = meta(1024, width), meta(1024, 2, dtype=torch.float32)
+    calls = {
+        "attend": (qkv, mask, seed, 0.1, 0.125),
+        "attend_backward": (out, out, sums, qkv, mask, seed, 0.1, 0.125),
+        "gelu": (meta(1024, 4 * width),),
+        "add_norm": (rows, rows, meta(width), vector, vector, seed, 0.1, 1e-12),
+        "add_norm_backward": (rows, rows, rows, meta(width), vector, seed, statistics, 0.1),
+    }
+    for name, arguments in calls.items():
+        ((assembly, _),) = assemble_own(f"electra::{name}", arguments)
+        assert not assembly.spills, name
+        assert assembly.shared <= 227 * 1024, name
 
 
 def attention_64(qkv, mask, scale):
@@ -141,6 +140,37 @@ def test_a_row_that_sees_nothing_sees_all_alike(layers):
     assert_near_tensors([found], [exact.grad], tolerance=5e-4)
 
 
+def test_gelu_and_its_slope_are_those_of_float64(layers):
+    h = torch.linspace(-9, 9, 5001)
+    exact = h.double().requires_grad_()
+    F.gelu(exact).sum().backward()
+    out, slope = layers.gelu(h)
+    torch.testing.assert_close(out.double(), F.gelu(exact), rtol=0, atol=6e-7)
+    torch.testing.assert_close(slope.double(), exact.grad, rtol=0, atol=6e-7)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(40, 64), (37, 96), (9, 768)])
+@pytest.mark.parametrize("prob", [0.0, 0.25])
+def test_a_residual_and_its_norm_and_their_gradients(layers, rows, width, prob):
+    """Sizes that leave blocks partly empty. Dropped are the same elements forward and backward."""
+    shapes = [(rows, width), (rows, width), (width,), (width,), (width,)]
+    ours = [torch.randn(shape, generator=rng(n)) for n, shape in enumerate(shapes)]
+    exact = [tensor.double().requires_grad_() for tensor in ours]
+    seed, ones, zeros = torch.tensor([123]), torch.ones(rows, width), torch.zeros(rows, width)
+    # Of ones added to nothing a norm leaves what is kept above what is dropped.
+    shown, _ = layers.add_norm(zeros, zeros, *ones[:2], zeros[0], seed, prob, 1e-12)
+    kept = (shown >= 0).double()
+    assert (kept == 0).double().mean() == pytest.approx(prob, abs=0.06)
+    x, y, bias, weight, shift = exact
+    summed = x + (y + bias) * kept / (1 - prob)
+    expected = F.layer_norm(summed, (width,), weight, shift, 1e-12)
+    for tensor in ours:
+        tensor.requires_grad_()
+    actual = layers._AddNorm.apply(*ours, seed, prob, 1e-12)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
+    assert_same_gradients(actual, expected, ours, exact)
+
+
 def compute_layer(layer, mask, hidden_size, device="cpu", dtype=torch.float32):
     """Values and gradients of a layer."""
     layer.to(device, torch.float64 if dtype == torch.float64 else torch.float32)
@@ -180,7 +210,7 @@ def test_cuda_layer_is_that_of_float64(dtype, tolerance, length):
 
 @pytest.mark.skipif(IS_INTERPRETED or not torch.cuda.is_available(), reason="no CUDA device")
 def test_cuda_attention_drops_the_share_asked_for():
-    from electra.model import triton as kernels
+    from electra.model.kernels import short_attention as kernels
 
     shown = torch.zeros(64, 64, 3, 4, 64, device="cuda")
     shown[:, :, 2] = torch.eye(64, device="cuda")[None, :, None]
