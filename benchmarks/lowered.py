@@ -156,7 +156,7 @@ class Count:
         """Each with its sizes by axis, of each part, and its source."""
         self.own: list[tuple[Launch, list[Any]]] = []
         """Operations of ours, with their arguments."""
-        self._defined: list[tuple[Launch, list[dict[str, int]]]] = []
+        self._defined: list[tuple[Any, Launch, list[dict[str, int]]]] = []
 
     def define(self, name: str, kernel: Any) -> None:
         """Add a launch of a generated kernel."""
@@ -166,7 +166,7 @@ class Count:
         numels = [{axis: int(size) for axis, size in each.numels.items()} for each in parts]
         node = V.graph.scheduler.current_node
         launch = Launch(name, _find_kind(node), _count_bytes(node))
-        self._defined.append((launch, numels))
+        self._defined.append((node, launch, numels))
 
     def add(self, graph: Any, code: str) -> None:
         """Add a lowered graph, whose kernels `code` calls."""
@@ -183,9 +183,13 @@ class Count:
             kind = _name_kind(name)
             self.record["triton" if kind in OWN_KINDS else kind] += 1
         sources = {name: source for name, source in KERNEL.findall(code)}
-        self.generated += [(*each, sources[each[0].name]) for each in self._defined]
+        for node, launch, numels in self._defined:
+            # A combo of unlike sizes is several kernels, which share its bytes by their elements.
+            every = [sizes for other, _, sizes in self._defined if other is node]
+            share = _count_elements(numels) / sum(map(_count_elements, every))
+            launch = launch._replace(num_bytes=round(share * launch.num_bytes))
+            self.generated.append((launch, numels, sources[launch.name]))
         self._defined.clear()
-        own_bytes = []
         for node in graph.scheduler.nodes:
             num_bytes = _count_bytes(node)
             self.record["bytes"] += num_bytes
@@ -194,16 +198,18 @@ class Count:
                 continue
             name = node.node.python_kernel_name or type(node.node).__name__
             kind = _name_kind(name)
-            if "electra" in name:
-                own_bytes.append(num_bytes)
+            calls = [each for each in node.node.origins if _is_own(each)]
+            if calls and "electra" in name:
+                name = calls[0].target._schema.name
+                arguments = [_without_data(each) for each in _find_values(list(calls[0].args))]
+                self.own.append((Launch(name, _name_kind(name), num_bytes), arguments))
             elif type(node.node).__name__ != "MultiOutput":
                 flops = _count_flops(node.node) if kind == "products" else 0
                 self.libraries.append(Launch(name, kind, num_bytes, flops))
-        calls = [node for node in graph.graph.nodes if _is_own(node)]
-        for node, num_bytes in zip(calls, own_bytes, strict=True):
-            name = node.target._schema.name
-            arguments = [_without_data(each) for each in _find_values(list(node.args))]
-            self.own.append((Launch(name, _name_kind(name), num_bytes), arguments))
+
+
+def _count_elements(numels: Sequence[dict[str, int]]) -> int:
+    return sum(math.prod(sizes.values()) for sizes in numels)
 
 
 def _is_own(node: Any) -> bool:
