@@ -193,7 +193,9 @@ def compile_launch(
     from triton.backends.compiler import GPUTarget
 
     given = dict(zip(kernel.arg_names, words, strict=False)) | settings
-    signature, constants, aligned = {}, {}, {}
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    aligned: dict[tuple[int], list[list[str | int]]] = {}
     for number, name in enumerate(kernel.arg_names):
         value = given[name]
         is_tensor = isinstance(value, Tensor)

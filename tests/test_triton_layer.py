@@ -209,16 +209,22 @@ def test_cuda_layer_is_that_of_float64(dtype, tolerance, length):
 
 
 @pytest.mark.skipif(IS_INTERPRETED or not torch.cuda.is_available(), reason="no CUDA device")
-def test_cuda_attention_drops_the_share_asked_for():
-    from electra.model.kernels import short_attention as kernels
+def test_cuda_kernels_drop_the_share_asked_for():
+    from electra.model.triton import add_norm, attend
 
     shown = torch.zeros(64, 64, 3, 4, 64, device="cuda")
     shown[:, :, 2] = torch.eye(64, device="cuda")[None, :, None]
-    seeds = [torch.tensor([seed], device="cuda") for seed in (1, 1, 2)]
-    first, again, other = (kernels.attend(shown, None, seed, 0.1, 1.0)[0] for seed in seeds)
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    assert (first == 0).double().mean().item() == pytest.approx(0.1, abs=0.003)
+    nothing, ones = torch.zeros(512, 256, device="cuda"), torch.ones(256, device="cuda")
+
+    def drop(number):
+        seed = torch.tensor([number], device="cuda")
+        normed, _ = add_norm(nothing, nothing, ones, ones, 0 * ones, seed, 0.1, 1e-12)
+        return attend(shown, None, seed, 0.1, 1.0)[0] == 0, normed < 0
+
+    for first, again, other in zip(drop(1), drop(1), drop(2), strict=True):
+        assert torch.equal(first, again)
+        assert not torch.equal(first, other)
+        assert first.double().mean().item() == pytest.approx(0.1, abs=0.004)
 
 
 def test_the_layer_is_the_plain_one(layers):
