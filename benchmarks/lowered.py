@@ -196,15 +196,16 @@ class Count:
             if not isinstance(node, ExternKernelSchedulerNode):
                 self.record["triton_bytes"] += num_bytes
                 continue
-            name = node.node.python_kernel_name or type(node.node).__name__
+            operation: Any = node.node
+            name = operation.python_kernel_name or type(operation).__name__
             kind = _name_kind(name)
-            calls = [each for each in node.node.origins if _is_own(each)]
+            calls = [each for each in operation.origins if _is_own(each)]
             if calls and "electra" in name:
                 name = calls[0].target._schema.name
                 arguments = [_without_data(each) for each in _find_values(list(calls[0].args))]
                 self.own.append((Launch(name, _name_kind(name), num_bytes), arguments))
-            elif type(node.node).__name__ != "MultiOutput":
-                flops = _count_flops(node.node) if kind == "products" else 0
+            elif type(operation).__name__ != "MultiOutput":
+                flops = _count_flops(operation) if kind == "products" else 0
                 self.libraries.append(Launch(name, kind, num_bytes, flops))
 
 

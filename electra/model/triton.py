@@ -24,7 +24,7 @@ class TritonPostNormLayer(PostNormLayer):
 
     Parameters and their names are those of `PostNormLayer`. Of its modules only `intermediate` is
     called, the parameters of the others are read: hooks on them never fire. Rows longer than
-    `LONGEST` take torch's attention.
+    `LONGEST`, and float32, take torch's attention.
     """
 
     def forward(
@@ -44,8 +44,8 @@ class TritonPostNormLayer(PostNormLayer):
         self, x_BLH: Tensor, mask_BNLL: Tensor | None, seed: Tensor, masks: DropoutMasks | None
     ) -> Tensor:
         """Return the heads' results side by side (B, L, H)."""
-        attention, (_, L, H) = self.attention, x_BLH.shape
-        if not can_attend(L, H // attention.num_heads):
+        attention = self.attention
+        if not can_attend(x_BLH, attention.num_heads):
             heads = attention.map_heads(x_BLH)
             context_BNLD = attend_plainly(*heads, mask_BNLL, attention.dropout, masks)
             return context_BNLD.transpose(1, 2).flatten(2)

@@ -156,10 +156,16 @@ def _attend_backward(
     tl.store(of_head + 2 * N * D, tl.sum(grad_v, axis=0))
 
 
-def can_attend(length: int, head_size: int) -> bool:
-    """Return whether `attend` takes rows of this length and heads of this size."""
-    is_power = head_size & (head_size - 1) == 0
-    return length <= LONGEST and is_power and 16 <= head_size <= 128
+def can_attend(x_BLH: Tensor, num_heads: int) -> bool:
+    """Return whether `attend` takes heads of these hidden states.
+
+    On a GPU not in float32: such products have no tensor cores, and most of a row is spilled.
+    """
+    _, L, H = x_BLH.shape
+    size = H // num_heads
+    is_power = size & (size - 1) == 0
+    is_16_bit = x_BLH.device.type == "cpu" or x_BLH.dtype != torch.float32
+    return L <= LONGEST and is_power and 16 <= size <= 128 and is_16_bit
 
 
 @torch.library.custom_op("electra::attend", mutates_args=())
@@ -171,7 +177,7 @@ def attend(
     A sum is that of a row's exponentials before dropout.
 
     Args:
-        qkv_BL3ND: Query, key and value, contiguous; `can_attend` says of which sizes.
+        qkv_BL3ND: Query, key and value, contiguous; of hidden states that `can_attend` takes.
         mask_BNLL: Added to the scores, alike for all heads; broadcasts to (B, 1, L, L). Scores
             below -16384 log(2) count as that.
         seed: Seed of the dropout, int64, one element.
