@@ -56,6 +56,16 @@ OTHERS: dict[str, tuple[str, int, list[str]]] = {
     "small-plain": ("small", 128, ["--plain"]),
     "small-mix-order": ("small", 128, ["--mix-order"]),
     "small-512": ("small", 512, []),
+    "small-triton-512": ("small", 512, ["train.layers=triton"]),
+    "small-triton-no-dropout": (
+        "small",
+        128,
+        [
+            "train.layers=triton",
+            "model.hidden_dropout_prob=0",
+            "model.attention_probs_dropout_prob=0",
+        ],
+    ),
     "small-wide": ("small", 128, ["generator.hidden_fraction=1", "generator.layers_fraction=0.25"]),
     "base": ("base", 64, []),
 }

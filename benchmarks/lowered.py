@@ -9,28 +9,41 @@ brings Triton, and no CUDA device. Counts change with the version of torch.
 Counted are the kernels of what a step compiles (objective forward and backward, draws, measures),
 and the bytes that they read and write, each buffer once per kernel and caches left out. Operations
 outside (casts of weights, sums of gradients) are counted without their bytes; clipping and AdamW
-are not. With --assemble, every Triton kernel is compiled to machine code for that GPU, too.
+are not. With --assemble, every Triton kernel is compiled to machine code for that GPU, too: its
+registers, spills and instructions, and by kinds of kernels the least time of bytes, operations and
+instructions (assembled.py).
 """
 
 import argparse
+import collections
 import functools
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._inductor import config as inductor
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from benchmarks.assembled import (
+    COPY_BYTES,
+    PRODUCT_FLOPS,
+    Assembly,
+    Launch,
+    assemble_generated,
+    assemble_own,
+)
 from electra.assignments import override
 from electra.checkpoints.manifest import find_commit
 from electra.files import read_object, write_json, write_text
@@ -107,6 +120,19 @@ VARIANTS = {
     ),
 }
 """Preset and settings of each variant."""
+OWN_KINDS = {"activation": "gelu", "norms": "add_norm"}
+VOCABULARY = range(30_000, 300_000)
+"""Sizes that mark a kernel over the vocabulary."""
+NUM_LISTED, NUM_SHOWN = 25, 12
+"""Triton's kernels of a variant in the record, and in its table."""
+LEAST_TIMES = """
+Assembled variants, least times of a step's kernels: bytes at 4.1 TB/s, products at 620 TFLOP/s,
+instructions at 4 a cycle of 132 processors at 1.755 GHz; us: the larger of them, kernel by kernel.
+Optimizer, casts and gaps are not among them.
+""".strip()
+KIND_SUMS = ("launches", "gb", "tflop", "bytes_us", "flops_us", "issue_us", "floor_us")
+KERNEL = re.compile(r"async_compile\.triton\('(\w+)', \'\'\'(.*?)\'\'\', device_str='cuda'\)", re.S)
+"""Name and source of a kernel in generated code."""
 
 
 class _Lowered(BaseException):
@@ -125,6 +151,22 @@ class Count:
             0,
         )
         self.code: list[str] = []
+        self.libraries: list[Launch] = []
+        self.generated: list[tuple[Launch, list[dict[str, int]], str]] = []
+        """Each with its sizes by axis, of each part, and its source."""
+        self.own: list[tuple[Launch, list[Any]]] = []
+        """Operations of ours, with their arguments."""
+        self._defined: list[tuple[Any, Launch, list[dict[str, int]]]] = []
+
+    def define(self, name: str, kernel: Any) -> None:
+        """Add a launch of a generated kernel."""
+        from torch._inductor.virtualized import V
+
+        parts = getattr(kernel, "sub_kernels", [kernel])
+        numels = [{axis: int(size) for axis, size in each.numels.items()} for each in parts]
+        node = V.graph.scheduler.current_node
+        launch = Launch(name, _find_kind(node), _count_bytes(node))
+        self._defined.append((node, launch, numels))
 
     def add(self, graph: Any, code: str) -> None:
         """Add a lowered graph, whose kernels `code` calls."""
@@ -138,14 +180,69 @@ class Count:
         self.record["sums"] += len(re.findall(r"\.sum\(dim=0\)", code))
         self.record["memsets"] += len(re.findall(r"\.zero_\(\)", code))
         for name in names:
-            words = {"attention": "atten", "products": "mm|linear"}
-            kinds = (kind for kind, word in words.items() if re.search(word, name))
-            self.record[next(kinds, "others")] += 1
+            kind = _name_kind(name)
+            self.record["triton" if kind in OWN_KINDS else kind] += 1
+        sources = {name: source for name, source in KERNEL.findall(code)}
+        for node, launch, numels in self._defined:
+            # A combo of unlike sizes is several kernels, which share its bytes by their elements.
+            every = [sizes for other, _, sizes in self._defined if other is node]
+            share = _count_elements(numels) / sum(map(_count_elements, every))
+            launch = launch._replace(num_bytes=round(share * launch.num_bytes))
+            self.generated.append((launch, numels, sources[launch.name]))
+        self._defined.clear()
         for node in graph.scheduler.nodes:
             num_bytes = _count_bytes(node)
             self.record["bytes"] += num_bytes
             if not isinstance(node, ExternKernelSchedulerNode):
                 self.record["triton_bytes"] += num_bytes
+                continue
+            operation: Any = node.node
+            name = operation.python_kernel_name or type(operation).__name__
+            kind = _name_kind(name)
+            calls = [each for each in operation.origins if _is_own(each)]
+            if calls and "electra" in name:
+                name = calls[0].target._schema.name
+                arguments = [_without_data(each) for each in _find_values(list(calls[0].args))]
+                self.own.append((Launch(name, _name_kind(name), num_bytes), arguments))
+            elif type(operation).__name__ != "MultiOutput":
+                flops = _count_flops(operation) if kind == "products" else 0
+                self.libraries.append(Launch(name, kind, num_bytes, flops))
+
+
+def _count_elements(numels: Sequence[dict[str, int]]) -> int:
+    return sum(math.prod(sizes.values()) for sizes in numels)
+
+
+def _is_own(node: Any) -> bool:
+    return getattr(node.target, "namespace", "") == "electra"
+
+
+def _name_kind(name: str) -> str:
+    words = {"attention": "atten", "products": "mm|linear", **OWN_KINDS}
+    return next((kind for kind, word in words.items() if re.search(word, name)), "others")
+
+
+def _find_values(arguments: Any) -> Any:
+    return tree_map(
+        lambda each: each.meta["val"] if isinstance(each, torch.fx.Node) else each, arguments
+    )
+
+
+def _count_flops(node: Any) -> int:
+    """Return the operations of a matrix product, of which the last two inputs are the factors."""
+    inner = int(node.inputs[-2].get_size()[-1])
+    return 2 * inner * math.prod(map(int, node.get_size()))
+
+
+def _find_kind(node: Any) -> str:
+    """Return of which kind a generated kernel is, by the operations that it came from."""
+    origins = {each for part in node.get_nodes() if part.node for each in part.node.origins}
+    sizes = {size for each in origins for size in getattr(each.meta.get("val"), "shape", ())}
+    names = " ".join(each.name + str(each.meta.get("original_aten", "")) for each in origins)
+    if any(size in VOCABULARY for size in sizes):
+        return "vocabulary"
+    words = {"activation": "erf|gelu", "norms": "rsqrt|layer_norm|dropout|random", "sums": "sum"}
+    return next((kind for kind, word in words.items() if re.search(word, names)), "others")
 
 
 def _count_bytes(node: Any) -> int:
@@ -197,23 +294,62 @@ def count_step(config: PretrainConfig) -> Count:
     return count
 
 
-def assemble(code: Sequence[str]) -> int:
-    """Compile the Triton kernels of generated code for the pretended GPU; return their number.
+def assemble(count: Count) -> list[Launch]:
+    """Return all kernels of a step; Triton's are compiled for the pretended GPU.
 
     Raises:
         Exception: A kernel does not compile.
     """
-    from torch._inductor.codecache import PyCodeCache
     from torch._inductor.runtime import triton_helpers
 
-    call = re.compile(
-        r"async_compile\.triton\('(\w+)', \'\'\'(.*?)\'\'\', device_str='cuda'\)", re.S
-    )
-    kernels = {source: name for graph in code for name, source in call.findall(graph)}
-    with pretended_gpu(), mock.patch.object(triton_helpers, "set_driver_to_gpu"):
-        for source, name in kernels.items():
-            getattr(PyCodeCache.load(source), name).precompile(warm_cache_only=True)
-    return len(kernels)
+    assembled: dict[str, Any] = {}
+    launches = list(count.libraries)
+    with (
+        pretended_gpu(),
+        mock.patch.object(triton_helpers, "set_driver_to_gpu"),
+        inductor.patch(use_static_cuda_launcher=False),  # it keeps no machine code
+    ):
+        for launch, numels, source in count.generated:
+            if source not in assembled:
+                assembled[source] = assemble_generated(source, launch.name, numels)
+            assembly, num_programs = assembled[source]
+            launches.append(launch._replace(assembly=assembly, num_programs=num_programs))
+        for launch, arguments in count.own:
+            key = f"{launch.name} {arguments}"
+            if key not in assembled:
+                assembled[key] = list(assemble_own(launch.name, arguments))
+            for assembly, num_programs in assembled[key]:
+                launches.append(launch._replace(assembly=assembly, num_programs=num_programs))
+    return launches
+
+
+def describe_kinds(launches: Sequence[Launch]) -> dict[str, dict[str, float]]:
+    """Return by kind of kernel: launches, GB, TFLOP, and least microseconds of each cause."""
+    kinds: dict[str, dict[str, float]] = {}
+    for launch in launches:
+        sums = kinds.setdefault(launch.kind, dict.fromkeys(KIND_SUMS, 0.0))
+        values = (
+            *(1, launch.num_bytes / 1e9, launch.flops / 1e12),
+            *(launch.num_bytes / COPY_BYTES * 1e6, launch.flops / PRODUCT_FLOPS * 1e6),
+            *(launch.issue_seconds * 1e6, launch.floor_seconds * 1e6),
+        )
+        for name, value in zip(KIND_SUMS, values, strict=True):
+            sums[name] += value
+    return dict(sorted(kinds.items(), key=lambda item: -item[1]["floor_us"]))
+
+
+def list_kernels(launches: Sequence[Launch]) -> list[dict[str, Any]]:
+    """Return Triton's kernels, alike ones once, those of the highest bounds first."""
+    runs = collections.Counter(launch for launch in launches if launch.assembly)
+    return [
+        {"name": launch.name, "kind": launch.kind, "runs": number}
+        | {"num_bytes": launch.num_bytes, "num_programs": launch.num_programs}
+        | {"bytes_us": launch.num_bytes / COPY_BYTES * 1e6, "issue_us": launch.issue_seconds * 1e6}
+        | cast(Assembly, launch.assembly)._asdict()
+        for launch, number in sorted(
+            runs.items(), key=lambda item: -item[1] * item[0].floor_seconds
+        )
+    ]
 
 
 class _Outside(TorchDispatchMode):
@@ -243,10 +379,18 @@ def lower(
         count: Receives the graphs.
     """
     from torch._inductor import compile_fx as compile_module
+    from torch._inductor.codegen.triton import TritonScheduling
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.graph import GraphLowering
 
     improve_on_gpu = compile_module._recursive_joint_graph_passes
+
+    define_kernel = TritonScheduling.define_kernel
+
+    def define(self: Any, code: str, nodes: Any, kernel: Any) -> str:
+        name: str = define_kernel(self, code, nodes, kernel)
+        count.define(name, kernel)
+        return name
 
     def finish(graph: GraphLowering) -> NoReturn:
         code, _ = graph.codegen()
@@ -265,7 +409,11 @@ def lower(
         (results,) = traced.graph.find_nodes(op="output")
         values = [each if each is None else each.meta["val"] for each in results.args[0]]
         try:
-            with pretended_gpu(), mock.patch.object(GraphLowering, "compile_to_module", finish):
+            with (
+                pretended_gpu(),
+                mock.patch.object(GraphLowering, "compile_to_module", finish),
+                mock.patch.object(TritonScheduling, "define_kernel", define),
+            ):
                 compile_fx_inner(traced, tree_map(_to_gpu, list(inputs)), **arguments)
         except _Lowered:
             pass
@@ -400,6 +548,8 @@ def count_variant(
     config = override(PRESETS[preset], words)
     began = time.perf_counter()
     count = count_step(config)
+    launches = assemble(count) if assembles else []
+    kernels = list_kernels(launches)
     return {
         "commit": find_commit(),
         "preset": preset,
@@ -407,7 +557,9 @@ def count_variant(
         "rows": config.train.batch_size,
         "length": config.examples.sequence_length,
         **count.record,
-        "assembled": assemble(count.code) if assembles else None,
+        "assembled": len({each["name"] for each in kernels}),
+        "kinds": describe_kinds(launches),
+        "kernels": kernels[:NUM_LISTED],
         "seconds": time.perf_counter() - began,
     }
 
@@ -449,8 +601,64 @@ def tabulate(records: dict[str, dict[str, Any]]) -> Table:
     )
 
 
+def tabulate_kinds(records: dict[str, dict[str, Any]]) -> Table:
+    """Return the table of least microseconds by kind of kernel, of assembled variants."""
+    return Table(
+        [
+            "variant",
+            "kind",
+            "launches",
+            "GB",
+            "us of bytes",
+            "of products",
+            "of instructions",
+            "us",
+        ],
+        [
+            [
+                name,
+                kind,
+                f"{sums['launches']:.0f}",
+                f"{sums['gb']:.2f}",
+                *(f"{sums[cause]:,.0f}" for cause in KIND_SUMS[3:]),
+            ]
+            for name, record in records.items()
+            for kind, sums in record.get("kinds", {}).items()
+        ],
+    )
+
+
+def tabulate_kernels(records: dict[str, dict[str, Any]]) -> Table:
+    """Return the table of Triton's kernels with the highest bounds, of assembled variants."""
+    heads = ["variant", "kernel", "kind", "runs", "registers", "spills", "warps", "instructions"]
+    return Table(
+        [*heads, "us of bytes", "us of instructions"],
+        [
+            [
+                *(name, each["name"][:60], each["kind"]),
+                *(str(each[field]) for field in ("runs", "registers", "spills", "num_warps")),
+                f"{each['instructions']:,}",
+                *(f"{each[field]:.1f}" for field in ("bytes_us", "issue_us")),
+            ]
+            for name, record in records.items()
+            for each in record.get("kernels", [])[:NUM_SHOWN]
+        ],
+    )
+
+
+def describe(facts: dict[str, Any], records: dict[str, dict[str, Any]]) -> str:
+    """Return the records as Markdown: counts, kinds of kernels, and kernels."""
+    commits = dict.fromkeys(str(record["commit"])[:10] for record in records.values())
+    title = f"torch {facts['torch']}, commits {', '.join(commits)}, bfloat16"
+    tables = (tabulate(records), tabulate_kinds(records), tabulate_kernels(records))
+    texts = [title, *(to_markdown(table) for table in tables if table.rows)]
+    if len(texts) > 2:
+        texts.insert(2, LEAST_TIMES)
+    return "\n\n".join(texts) + "\n"
+
+
 def main() -> None:
-    """Count, print a table, and write the results."""
+    """Count, print tables, and write the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -472,11 +680,8 @@ def main() -> None:
         print(f"{name}: {records[name]}", flush=True)
         if arguments.out:
             write_json(arguments.out, {**facts, "variants": records})
-            commits = dict.fromkeys(str(record["commit"])[:10] for record in records.values())
-            title = f"torch {facts['torch']}, commits {', '.join(commits)}, bfloat16"
-            text = f"{title}\n\n{to_markdown(tabulate(records))}\n"
-            write_text(arguments.out.with_suffix(".md"), text)
-    print(to_markdown(tabulate(records)))
+            write_text(arguments.out.with_suffix(".md"), describe(facts, records))
+    print(describe(facts, records))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from commands import succeed
 from safetensors.torch import load, load_file
 from tasks import write_files
 
-from benchmarks import finetune, gpu, gpu_bundle, kernels, lowered, recipes
+from benchmarks import assembled, finetune, gpu, gpu_bundle, kernels, lowered, recipes
 from benchmarks import load as loading
 from benchmarks import step as steps
 from benchmarks.objectives import VARIANTS, configure, trace
@@ -232,6 +232,45 @@ def test_a_model_is_packed_in_pieces(run, exported, tmp_path):
     assert (out / "manifest.json").exists()
 
 
+DISASSEMBLY = """
+.text.kernel:
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+.L_x_1:
+        /*0010*/                   FFMA R2, R3, R4, R5 ;
+.L_x_2:
+        /*0020*/                   MUFU.EX2 R6, R2 ;
+        /*0030*/              @!P0 BRA `(.L_x_2) ;
+        /*0040*/               @P1 BRA `(.L_x_1) ;
+        /*0050*/               @P2 BRA `(.L_x_3) ;
+        /*0060*/                   STL [R1], R6 ;
+.L_x_3:
+        /*0070*/                   EXIT ;
+.L_x_4:
+        /*0080*/                   BRA `(.L_x_4);
+        /*0090*/                   NOP;
+"""
+
+
+def test_instructions_are_counted_as_often_as_loops_run():
+    """A loop in a loop; branches forward and to themselves are none."""
+    counts = assembled.count_instructions(DISASSEMBLY, trips=3)
+    assert counts == {"LDC": 1, "FFMA": 3, "MUFU": 9, "BRA": 9 + 3 + 1 + 1, "STL": 1, "EXIT": 1}
+
+
+def test_a_kernel_takes_as_long_as_the_slowest_of_its_causes():
+    """8.2 MB and instructions of 132 programs, one a processor, four warps of 1,755 cycles."""
+    assembly = assembled.Assembly(32, 0, 0, instructions=1755, num_warps=4)
+    launch = assembled.Launch("kernel", "norms", 8_200_000, assembly=assembly, num_programs=132)
+    assert launch.issue_seconds == pytest.approx(1e-6)
+    assert launch.floor_seconds == pytest.approx(2e-6)
+    assert launch._replace(num_programs=1320).floor_seconds == pytest.approx(1e-5)
+    kinds = lowered.describe_kinds([launch, launch, launch._replace(kind="sums")])
+    assert kinds["norms"] == pytest.approx(
+        {"launches": 2, "gb": 0.0164, "tflop": 0, "bytes_us": 4, "flops_us": 0}
+        | {"issue_us": 2, "floor_us": 4}
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(torch.version.cuda is None, reason="torch is built without CUDA")
 @pytest.mark.filterwarnings("ignore")  # of what the compiler does itself
@@ -240,11 +279,17 @@ def test_a_step_is_lowered_without_a_gpu():
     sizes = ["model.num_hidden_layers=1", "model.vocab_size=500", "train.batch_size=16"]
     settings = [[*sizes, f"train.layers={layers}"] for layers in ("plain", "triton")]
     configs = [override(PRESETS["small"], each) for each in settings]
-    plain, ours = (lowered.count_step(config).record for config in configs)
+    counts = [lowered.count_step(config) for config in configs]
+    plain, ours = (count.record for count in counts)
     assert plain["attention"] == ours["attention"] == 4  # forward and backward
     assert ours["triton"] < plain["triton"]
     assert ours["bytes"] < plain["bytes"]
     assert plain["outside"] < 20
+    launches = lowered.assemble(counts[1])
+    kinds = lowered.describe_kinds(launches)
+    assert kinds["attention"]["launches"] == 4
+    assert kinds["products"]["flops_us"] > 0
+    assert not sum(launch.assembly.spills for launch in launches if "electra::" in launch.name)
 
 
 @pytest.fixture

@@ -50,37 +50,30 @@ def test_in_the_interpreter():
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")  # of Triton 3.9
 @pytest.mark.skipif(IS_INTERPRETED, reason="no interpreter compiles")
-def test_kernels_compile_for_a_gpu():
-    """In bfloat16 for compute capability 9.0, within the shared memory of a program there."""
-    import triton
-    from triton.backends.compiler import GPUTarget
+@pytest.mark.parametrize(("width", "heads"), [(256, 4), (64, 4), (768, 12)])
+def test_kernels_compile_for_a_gpu(width, heads):
+    """In bfloat16 for compute capability 9.0: no spilled register, shared memory that suffices."""
+    from benchmarks.assembled import assemble_own
+    from electra.model import triton  # noqa: F401
 
-    from electra.model import triton as kernels
+    def meta(*shape, dtype=torch.bfloat16):
+        return torch.empty(shape, dtype=dtype, device="meta")
 
-    floats = {"scale"}
-    sizes = {"L": 128, "D": 64, "BLOCK": 128, "ROWS": kernels.ROWS, "MASKED": 1, "DROPS": 1}
-    blocks = {name: getattr(kernels, name) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K")}
-    for kernel, constants in (
-        (kernels._attend, sizes),
-        (kernels._attend_backward, {**sizes, "ROWS": kernels.ROWS_BACKWARD}),
-        (kernels._linear_gelu, {"H": 256, **blocks}),
-        (kernels._linear_gelu_backward, {"H": 256, **blocks}),
-    ):
-        signature = {}
-        for name in kernel.arg_names:
-            if name in constants:
-                signature[name] = "constexpr"
-            elif name in floats:
-                signature[name] = "fp32"
-            elif name in ("M", "F", "N", "num_dropped") or name.startswith("mask_"):
-                signature[name] = "i32"
-            else:
-                signature[name] = {"seed": "*i64", "sums": "*fp32"}.get(name, "*bf16")
-        source = triton.compiler.ASTSource(kernel, signature, constants)
-        options = {"num_warps": kernels.NUM_WARPS}
-        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-        assert compiled.metadata.shared <= 227 * 1024, kernel
-        assert compiled.asm["cubin"]
+    seed, mask = meta(1, dtype=torch.int64), meta(8, 1, 1, 128)
+    qkv, out = meta(8, 128, 3, heads, width // heads), meta(8, 128, heads, width // heads)
+    sums, vector = meta(8, heads, 128, dtype=torch.float32), meta(width, dtype=torch.float32)
+    rows, statistics = meta(1024, width), meta(1024, 2, dtype=torch.float32)
+    calls = {
+        "attend": (qkv, mask, seed, 0.1, 0.125),
+        "attend_backward": (out, out, sums, qkv, mask, seed, 0.1, 0.125),
+        "gelu": (meta(1024, 4 * width),),
+        "add_norm": (rows, rows, meta(width), vector, vector, seed, 0.1, 1e-12),
+        "add_norm_backward": (rows, rows, rows, meta(width), vector, seed, statistics, 0.1),
+    }
+    for name, arguments in calls.items():
+        ((assembly, _),) = assemble_own(f"electra::{name}", arguments)
+        assert not assembly.spills, name
+        assert assembly.shared <= 227 * 1024, name
 
 
 def attention_64(qkv, mask, scale):
@@ -120,7 +113,7 @@ def test_attention_and_its_gradient(layers, mask_name, length, prob):
     # Equal scores and unit vectors as values show what dropout keeps.
     shown = torch.zeros(2, length, 3, 3, 128)
     shown[:, :, 2] = torch.eye(length, 128)[None, :, None]
-    factors = layers.attend(shown, None, seed, prob, 1.0)[..., :length] * length
+    factors = layers.attend(shown, None, seed, prob, 1.0)[0][..., :length] * length
     factors = factors.permute(0, 2, 1, 3).double()
     assert (factors == 0).double().mean() == pytest.approx(prob, abs=0.05)
     exact = [tensor.double().requires_grad_() for tensor in (x, weight, bias)]
@@ -132,17 +125,49 @@ def test_attention_and_its_gradient(layers, mask_name, length, prob):
     assert_same_gradients(actual, expected, ours, exact)
 
 
-@pytest.mark.parametrize("rows", [8, 150])
-def test_feed_forward_and_its_gradients(layers, rows):
-    """Sizes that leave blocks partly empty."""
-    shapes = [(rows, 48), (144, 48), (144,), (48, 144), (48,)]
-    tensors = [torch.randn(shape, generator=rng(n)) * 0.5 for n, shape in enumerate(shapes)]
-    exact = [tensor.double().requires_grad_() for tensor in tensors]
-    x, in_weight, in_bias, out_weight, out_bias = exact
-    expected = F.linear(F.gelu(F.linear(x, in_weight, in_bias)), out_weight, out_bias)
-    ours = [tensor.requires_grad_() for tensor in tensors]
-    actual = layers._FeedForward.apply(*ours)
-    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-4)
+def test_a_row_that_sees_nothing_sees_all_alike(layers):
+    """As in the definition, in which the mask swamps the scores; and its gradient is finite."""
+    qkv = torch.randn(1, 40, 3, 2, 16, generator=rng(0))
+    mask = torch.zeros(1, 1, 40, 40)
+    mask[:, :, 5] = torch.finfo(torch.float32).min / 2
+    seed = torch.tensor([1])
+    out, sums = layers.attend(qkv, mask, seed, 0.0, 0.25)
+    torch.testing.assert_close(out[0, 5], qkv[0, :, 2].mean(dim=0))
+    grad = torch.randn(out.shape, generator=rng(1))
+    found, _ = layers.attend_backward(grad, out, sums, qkv, mask, seed, 0.0, 0.25)
+    exact = qkv.double().requires_grad_()
+    attention_64(exact, mask, 0.25)(1.0).backward(grad.double())
+    assert_near_tensors([found], [exact.grad], tolerance=5e-4)
+
+
+def test_gelu_and_its_slope_are_those_of_float64(layers):
+    h = torch.linspace(-9, 9, 5001)
+    exact = h.double().requires_grad_()
+    F.gelu(exact).sum().backward()
+    out, slope = layers.gelu(h)
+    torch.testing.assert_close(out.double(), F.gelu(exact), rtol=0, atol=6e-7)
+    torch.testing.assert_close(slope.double(), exact.grad, rtol=0, atol=6e-7)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(40, 64), (37, 96), (9, 768)])
+@pytest.mark.parametrize("prob", [0.0, 0.25])
+def test_a_residual_and_its_norm_and_their_gradients(layers, rows, width, prob):
+    """Sizes that leave blocks partly empty. Dropped are the same elements forward and backward."""
+    shapes = [(rows, width), (rows, width), (width,), (width,), (width,)]
+    ours = [torch.randn(shape, generator=rng(n)) for n, shape in enumerate(shapes)]
+    exact = [tensor.double().requires_grad_() for tensor in ours]
+    seed, ones, zeros = torch.tensor([123]), torch.ones(rows, width), torch.zeros(rows, width)
+    # Of ones added to nothing a norm leaves what is kept above what is dropped.
+    shown, _ = layers.add_norm(zeros, zeros, *ones[:2], zeros[0], seed, prob, 1e-12)
+    kept = (shown >= 0).double()
+    assert (kept == 0).double().mean() == pytest.approx(prob, abs=0.06)
+    x, y, bias, weight, shift = exact
+    summed = x + (y + bias) * kept / (1 - prob)
+    expected = F.layer_norm(summed, (width,), weight, shift, 1e-12)
+    for tensor in ours:
+        tensor.requires_grad_()
+    actual = layers._AddNorm.apply(*ours, seed, prob, 1e-12)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
     assert_same_gradients(actual, expected, ours, exact)
 
 
@@ -184,16 +209,22 @@ def test_cuda_layer_is_that_of_float64(dtype, tolerance, length):
 
 
 @pytest.mark.skipif(IS_INTERPRETED or not torch.cuda.is_available(), reason="no CUDA device")
-def test_cuda_attention_drops_the_share_asked_for():
-    from electra.model import triton as kernels
+def test_cuda_kernels_drop_the_share_asked_for():
+    from electra.model.triton import add_norm, attend
 
     shown = torch.zeros(64, 64, 3, 4, 64, device="cuda")
     shown[:, :, 2] = torch.eye(64, device="cuda")[None, :, None]
-    seeds = [torch.tensor([seed], device="cuda") for seed in (1, 1, 2)]
-    first, again, other = (kernels.attend(shown, None, seed, 0.1, 1.0) for seed in seeds)
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    assert (first == 0).double().mean().item() == pytest.approx(0.1, abs=0.003)
+    nothing, ones = torch.zeros(512, 256, device="cuda"), torch.ones(256, device="cuda")
+
+    def drop(number):
+        seed = torch.tensor([number], device="cuda")
+        normed, _ = add_norm(nothing, nothing, ones, ones, 0 * ones, seed, 0.1, 1e-12)
+        return attend(shown, None, seed, 0.1, 1.0)[0] == 0, normed < 0
+
+    for first, again, other in zip(drop(1), drop(1), drop(2), strict=True):
+        assert torch.equal(first, again)
+        assert not torch.equal(first, other)
+        assert first.double().mean().item() == pytest.approx(0.1, abs=0.004)
 
 
 def test_the_layer_is_the_plain_one(layers):
