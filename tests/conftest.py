@@ -186,10 +186,10 @@ def run(toy_shards, toy_config, tmp_path_factory) -> Path:
 def train(toy_shards, toy_config, tmp_path):
     """Return what begins or continues a run of `toy_config` with some changes, by its name."""
 
-    def train(name, *changes, show=ignore, stop_at=None, **options):
+    def train(name, *changes, show=ignore, stop_at=None, shards=toy_shards, **options):
         """Return its folder. With `stop_at` a signal stops it after the step behind that one."""
         config = override(toy_config, " ".join(changes).split())
-        arguments = toy_shards, tmp_path / name, config
+        arguments = shards, tmp_path / name, config
         if stop_at is None:
             pretrain(*arguments, show, **options)
         else:

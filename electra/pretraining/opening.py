@@ -3,6 +3,7 @@
 What is done here happens once. The steps are in loop.py.
 """
 
+import dataclasses
 import math
 import shutil
 import warnings
@@ -87,7 +88,7 @@ def open_run(
         config = from_rank_0(fit_to_shards(config, shards))  # a machine may have other settings
         examples = _make_examples(shards, config, machine, show)
         domains = _open_domains(shards, config, machine, show)
-        model = build_begun(config, shards, machine, start, show, is_new=True)
+        model = build_begun(config, shards, examples, machine, start, show, is_new=True)
         require_memory(model, config, machine)
         step = prepare_step(model, config, machine)
         wait_for_all(machine)  # one of them may lack memory
@@ -155,7 +156,7 @@ def _continue(
         if machine.rank == 0:
             _keep_sources(run, shards, domains, machine)
             _keep_tokenizer(run, shards)
-        model = build_begun(config, shards, machine, start, show, is_new=is_new)
+        model = build_begun(config, shards, examples, machine, start, show, is_new=is_new)
         try:
             require_memory(model, config, machine)
         except UserError as error:  # an estimate, and the run is begun
@@ -180,7 +181,10 @@ def _make_examples(
 ) -> Examples:
     """Return the rows of the steps, and show how often the run reads the text."""
     train, length = config.train, config.examples.sequence_length
-    examples = Examples(shards.train, shards.tokenizer, config.examples, train.seed, shards.mixture)
+    part = machine.rank, machine.num_ranks
+    examples = Examples(
+        *(shards.train, shards.tokenizer, config.examples, train.seed, shards.mixture), part
+    )
     if machine.rank > 0:
         return examples
     rows = train.steps * train.batch_size
@@ -299,6 +303,7 @@ def _open_domains(shards: Shards, config: PretrainConfig, machine: Machine, show
 def build_begun(
     config: PretrainConfig,
     shards: Shards,
+    examples: Examples,
     machine: Machine,
     start: SavedModel | None,
     show: Show,
@@ -312,6 +317,7 @@ def build_begun(
     # Counting reads every token of the shards, so it is done only when needed.
     initial, frequencies_V, embeddings_VE = config.train.initial_weights, None, None
     if (initial != "bert" and is_new) or needs_frequencies(config) or start:
+        shards = dataclasses.replace(shards, train=tuple(examples.first_shards()))
         frequencies_V = count_tokens(shards)
     if initial == "cooccurrence" and machine.rank == 0 and is_new:
         from electra.pretraining.neighbours import embed_tokens
