@@ -12,10 +12,9 @@ from runs import assert_same_end, ignore
 
 from electra.assignments import override
 from electra.pretraining.loop import pretrain
-from electra.shards.config import ExamplesConfig, PrepareConfig
+from electra.shards.config import ExamplesConfig
 from electra.shards.examples import Examples, row_tokens
 from electra.shards.order import MIXED_ROWS, Mixing, WindowOrder, permute
-from electra.shards.prepare import prepare
 from electra.shards.store import Corpus, open_shards
 
 SIZES = st.lists(st.integers(1, 20), min_size=4, max_size=30)
@@ -139,15 +138,6 @@ def test_a_mixture_has_its_shares_in_windows():
     assert len(order.first_shards()) == 2 + 2
     use = next(order.uses(70_000 // 8, 16, [0]))
     assert use.first == 70_000 // 8
-
-
-@pytest.fixture(scope="module")
-def many_shards(toy_text, toy_tokenizer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("many") / "shards"
-    config = PrepareConfig(heldout_prob=0.1, workers=1, shard_tokens=400)
-    prepare([str(toy_text)], toy_tokenizer, folder, config, None)
-    assert len(open_shards(folder).train) > 20
-    return folder
 
 
 @pytest.mark.parametrize("pairs", [False, True])

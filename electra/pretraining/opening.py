@@ -8,7 +8,7 @@ import math
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +35,7 @@ from electra.pretraining.start import (
 )
 from electra.pretraining.step import Step
 from electra.processes import find_place
+from electra.shards.cache import cached
 from electra.shards.examples import Examples
 from electra.shards.store import Shards, fetch_shards, open_shards
 from electra.tokenizing.tokenizer import Tokenizer
@@ -57,18 +58,18 @@ class Opened(NamedTuple):
 
 @contextmanager
 def open_run(
-    shards_folder: Path, run: Path, config: PretrainConfig, show: Show
+    shards_folder: Path, run: Path, config: PretrainConfig, show: Show, cache: int | None = None
 ) -> Iterator[Opened]:
     """Yield a new run, or one that was begun with the same settings, as for `loop.pretrain`."""
     train = config.train
     machine = _prepare(train)
-    with joined(machine):
+    with joined(machine), ExitStack() as stack:
         if train.copy_to and machine.rank == 0 and not run.exists():
             from electra.checkpoints.copies import fetch_copy, place_of_copies
 
             fetch_copy(place_of_copies(train.copy_to), run)
         if from_rank_0((run / "config.json").exists()):
-            with _continue(run, show, shards_folder, config, machine) as opened:
+            with _continue(run, show, shards_folder, config, machine, cache) as opened:
                 yield opened
             return
         exists = f"{run} exists already and is no run folder; choose another --out"
@@ -87,6 +88,7 @@ def open_run(
         require_schedule(config)
         config = from_rank_0(fit_to_shards(config, shards))  # a machine may have other settings
         examples = _make_examples(shards, config, machine, show)
+        stack.enter_context(_caching(examples, cache, config, machine))
         domains = _open_domains(shards, config, machine, show)
         model = build_begun(config, shards, examples, machine, start, show, is_new=True)
         require_memory(model, config, machine)
@@ -105,6 +107,7 @@ def reopen_run(
     show: Show,
     shards_folder: Path | None = None,
     cooldown: tuple[Path, PretrainConfig] | None = None,
+    cache: int | None = None,
 ) -> Iterator[Opened]:
     """Yield a run that was begun, or the early end of another, as for `loop.resume`."""
     train = (cooldown[1] if cooldown else read_run_config(run)).train
@@ -114,7 +117,7 @@ def reopen_run(
             from electra.pretraining.continuation import write_branch
 
             write_branch(run_of(cooldown[0]), cooldown[0], run, cooldown[1])
-        with _continue(run, show, shards_folder, None, machine) as opened:
+        with _continue(run, show, shards_folder, None, machine, cache) as opened:
             yield opened
 
 
@@ -125,11 +128,12 @@ def _continue(
     shards_folder: Path | None,
     given: PretrainConfig | None,
     machine: Machine,
+    cache: int | None,
 ) -> Iterator[Opened]:
     """Yield a run that was begun, with a command's settings if given."""
     from electra.pretraining.continuation import read_run
 
-    with _writing(run), _hold(run, machine):
+    with _writing(run), _hold(run, machine), ExitStack() as stack:
         found = read_run(run, given, machine.name) if machine.rank == 0 else None
         config, changed, source, ranking, begun_from = from_rank_0(found)
         try:
@@ -152,6 +156,7 @@ def _continue(
             _require_begun(run, config)
         start = read_pretrained(Path(config.train.init_from)) if begun_from and is_new else None
         examples = _make_examples(shards, config, machine, show)
+        stack.enter_context(_caching(examples, cache, config, machine))
         domains = _open_domains(shards, config, machine, show)
         if machine.rank == 0:
             _keep_sources(run, shards, domains, machine)
@@ -199,6 +204,17 @@ def _make_examples(
                 stacklevel=2,
             )
     return examples
+
+
+@contextmanager
+def _caching(
+    examples: Examples, size: int | None, config: PretrainConfig, machine: Machine
+) -> Iterator[None]:
+    """Keep the shards that the steps read in a cache of this machine, if it has a size."""
+    train = config.train
+    with cached(examples, size, train.steps, train.batch_size, find_place()):
+        wait_for_all(machine)  # what an earlier run has left in the folder is gone
+        yield
 
 
 def _prepare(train: TrainConfig) -> Machine:

@@ -26,7 +26,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from electra.model.batch import Batch
 from electra.shards.config import ExamplesConfig
-from electra.shards.order import GlobalOrder, Mixing, WindowOrder
+from electra.shards.order import GlobalOrder, Mixing, WindowOrder, groups_of
 from electra.shards.store import Corpus, Shard
 from electra.tokenizing.tokenizer import Tokenizer
 
@@ -71,18 +71,21 @@ class Examples:
         self.corpora = [each.num_shards for each in mixture] or [len(shards)]
         self.numbers = [number for size in self.corpora for number in range(size)]
         self.on_read: Callable[[int, Sequence[int]], None] = lambda step, shards: None
-        """Called with the step whose rows are read, and the numbers of the shards that have any."""
+        """Called with the step whose rows are read (-1: none), and the numbers of their shards."""
         self.open: dict[tuple[int, ...], Rows | None] = {}
         """The rows of shards that the last block was read from."""
         self.order = self._order(mixture)
-        groups, (rank, num_ranks) = self.order.groups, part
-        self.groups = range(rank * groups // num_ranks, -(-(rank + 1) * groups // num_ranks))
+        self.groups = groups_of(self.order.groups, part[0], part[0] + 1, part[1])
         """The groups whose rows are read."""
         num_open = len(shards)
         if isinstance(self.order, WindowOrder):
             num_open = min(num_open, config.window * len(self.corpora) * len(self.groups))
         length = config.sequence_length
         self.block_rows = max(BLOCK_ROWS, min(ROWS_OF_SHARD * num_open, BLOCK_TOKENS // length))
+        if isinstance(self.order, WindowOrder):  # rows of two half windows, or three, not of more
+            of_shard = min(self.order.mixing.sizes / self.corpora)
+            half_window = int(config.window // 2 * of_shard * self.order.groups)
+            self.block_rows = max(1, min(self.block_rows, half_window))
 
     def _order(self, mixture: Sequence[Corpus]) -> GlobalOrder | WindowOrder:
         """Return the order; the global one has all cuts at once, the other those of a window."""
@@ -120,8 +123,13 @@ class Examples:
         if isinstance(self.order, GlobalOrder):
             return self.shards
         numbers = self.order.first_shards()
-        self.on_read(0, numbers)
+        self.on_read(-1, numbers)
         return [replace(self.shards[number]) for number in numbers]
+
+    def forecast(self) -> WindowOrder:
+        """Return the order of windows by expected rows, for which no shard is cut."""
+        assert isinstance(self.order, WindowOrder)
+        return self.order.expect(row_tokens(self.config))
 
     def __len__(self) -> int:
         """Return the rows of an epoch of all corpora; with order=window about so many."""

@@ -103,6 +103,11 @@ class Mixing:
         return place // MIXED_ROWS * int(self.quotas[corpus]) if self.mixture else place
 
 
+def groups_of(groups: int, first: int, end: int, num_ranks: int) -> range:
+    """Return the groups that processes first to end - 1 of a step compute rows of."""
+    return range(first * groups // num_ranks, -(-end * groups // num_ranks))
+
+
 class GlobalOrder:
     """One permutation of all rows an epoch; of a mixture each corpus has epochs of its own."""
 
@@ -146,6 +151,7 @@ class WindowOrder:
         count: Callable[[int], int],
     ):
         self.mixing, self.groups = mixing, config.groups
+        self.given = config, num_tokens, mixing, ends
         self.streams: list[list[_Stream]] = []
         """By corpus and group."""
         for first, end in itertools.pairwise((0, *ends)):
@@ -186,6 +192,14 @@ class WindowOrder:
             for group in groups
         )
         return heapq.merge(*streams)
+
+    def expect(self, row_tokens: float) -> "WindowOrder":
+        """Return the order of shards with as many rows as expected, for which nothing is counted.
+
+        It has the same shards in the same windows; its steps are those of this order but for a few.
+        """
+        sizes = np.maximum(1, np.round(self.given[1] / row_tokens)).astype(int).tolist()
+        return WindowOrder(*self.given, sizes.__getitem__)
 
     def first_shards(self) -> list[int]:
         """Return the shards that each corpus begins with, in the first group."""
