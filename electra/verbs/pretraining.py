@@ -315,19 +315,7 @@ def plan(
             probe_seconds,
             lambda seconds: progress.update(round(seconds), round(probe_seconds)),
         )
-    train, length = resolved.train, resolved.examples.sequence_length
-    rows = [
-        ("parameters of the kept encoder", f"{found.kept_parameters:,}"),
-        ("parameters in training", f"{found.parameters:,}"),
-        ("steps", f"{found.steps:,} of {train.batch_size} x {length}"),
-        ("tokens", format_count(found.tokens)),
-        ("FLOPs, true count", f"{found.flops['true']:.3e}"),
-        ("FLOPs, the paper's count", f"{found.flops['paper']:.3e}"),
-        ("memory, about", f"{found.memory / 2**30:.1f} GiB"),
-        ("speed, about", f"{format_count(found.tokens / found.seconds)} tokens/s"),
-        ("time, about", format_seconds(found.seconds)),
-        ("on", found.device),
-    ]
+    rows = _list_costs(found, resolved)
     if traffic:
         rows += describe_traffic(traffic, found.seconds, sizes[1], price)
         found = found._replace(traffic=traffic)
@@ -337,6 +325,23 @@ def plan(
     words = (*words, *(["--cache", cache] if cache else []))
     print_done("planned", command("pretrain", shards or "SHARDS", *words))
     return found
+
+
+def _list_costs(found: "Plan", settings: PretrainConfig) -> list[tuple[str, str]]:
+    """Return the rows of the table of a plan."""
+    batch = f"{settings.train.batch_size} x {settings.examples.sequence_length}"
+    return [
+        ("parameters of the kept encoder", f"{found.kept_parameters:,}"),
+        ("parameters in training", f"{found.parameters:,}"),
+        ("steps", f"{found.steps:,} of {batch}"),
+        ("tokens", format_count(found.tokens)),
+        ("FLOPs, true count", f"{found.flops['true']:.3e}"),
+        ("FLOPs, the paper's count", f"{found.flops['paper']:.3e}"),
+        ("memory, about", f"{found.memory / 2**30:.1f} GiB"),
+        ("speed, about", f"{format_count(found.tokens / found.seconds)} tokens/s"),
+        ("time, about", format_seconds(found.seconds)),
+        ("on", found.device),
+    ]
 
 
 @verb
