@@ -8,6 +8,7 @@ and needs no training. Held-out loss: the tiny preset is trained for so many ste
 and seed, each seed with the same initial weights in every order; differences are those to the
 global order of the same seed. The shards should be small and unlike each other, and an epoch not
 much longer than the runs. All runs are in FOLDER; the same command continues with what is missing.
+Without --runs nothing is trained.
 """
 
 import argparse
@@ -34,6 +35,7 @@ LAGS = (1, 16, 256, 4096, 16384)
 """Distances of two rows, places."""
 BATCH_SIZE = 16
 """Rows of a step."""
+MEASURES = ("loss", "mlm_loss", "disc_loss")
 PASSES = 3
 """Epochs over which pairs are counted."""
 
@@ -78,7 +80,7 @@ def train(shards: Path, runs: Path, window: int, seed: int, steps: int) -> dict[
         shutil.rmtree(run, ignore_errors=True)
         config = resolve("tiny", None, words.split())
         heldout = pretrain(shards, run, config, lambda record: None)["heldout"]
-        losses = {name: heldout[name] for name in ("loss", "mlm_loss", "disc_loss")}
+        losses = {name: heldout[name] for name in MEASURES}
         write_json(run / "measures.json", {**losses, "seconds": time.process_time() - began})
     return read_object(run / "measures.json")
 
@@ -107,46 +109,39 @@ def main() -> None:
     parser.add_argument("--windows", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=700)
-    parser.add_argument("--runs", type=Path, required=True)
+    parser.add_argument("--runs", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     shards, windows = open_shards(arguments.shards), [0, *arguments.windows]
     correlation = {name_order(window): correlate(shards, window, 0) for window in windows}
     losses: dict[str, dict[str, dict[str, Any]]] = {name_order(each): {} for each in windows}
-    for seed in range(arguments.seeds):
+    for seed in range(arguments.seeds if arguments.runs else 0):
         for window in windows:
             found = train(arguments.shards, arguments.runs, window, seed, arguments.steps)
             losses[name_order(window)][str(seed)] = found
     tokens = sum(shard.num_tokens for shard in shards.train)
-    read = arguments.steps * BATCH_SIZE * PRESETS["tiny"].examples.sequence_length
-    record = {
+    record: dict[str, Any] = {
         "device": Machine().name,
         "commit": find_commit(),
         "shards": len(shards.train),
         "tokens": tokens,
-        "steps": arguments.steps,
-        "tokens_read": read,
         "autocorrelation": correlation,
-        "losses": losses,
-        **{name: compare(losses, name) for name in ("loss", "mlm_loss", "disc_loss")},
     }
+    columns = ["order", *(f"lag {lag:,}" for lag in LAGS)]
+    rows = [[order, *(f"{value:.2f}" for value in correlation[order].values())] for order in losses]
+    told = f"{record['device']}, {len(shards.train):,} shards of {tokens:,} tokens"
+    if arguments.runs:
+        read = arguments.steps * BATCH_SIZE * PRESETS["tiny"].examples.sequence_length
+        record |= {"steps": arguments.steps, "tokens_read": read, "losses": losses}
+        record |= {name: compare(losses, name) for name in MEASURES}
+        columns += ["loss", "mlm_loss", "to global"]
+        for row in rows:
+            row += [f"{record[name][row[0]]['mean']:.4f}" for name in MEASURES[:2]]
+            gaps = record["loss"][row[0]]["differences"]
+            row.append(", ".join(f"{gap:+.4f}" for gap in gaps))
+        told += f", tiny, {arguments.steps:,} steps, {read:,} tokens read, {arguments.seeds} seeds"
     write_json(arguments.out, record)
-    columns = ["order", *(f"lag {lag:,}" for lag in LAGS), "loss", "mlm_loss", "to global"]
-    rows = [
-        [
-            order,
-            *(f"{value:.2f}" for value in correlation[order].values()),
-            f"{record['loss'][order]['mean']:.4f}",
-            f"{record['mlm_loss'][order]['mean']:.4f}",
-            ", ".join(f"{gap:+.4f}" for gap in record["loss"][order]["differences"]),
-        ]
-        for order in losses
-    ]
-    text = (
-        f"{record['device']}, {len(shards.train):,} shards of {tokens:,} tokens, tiny, "
-        f"{arguments.steps:,} steps, {read:,} tokens read, {arguments.seeds} seeds, commit "
-        f"{record['commit']}\n\n{to_markdown(Table(columns, rows))}"
-    )
+    text = f"{told}, commit {record['commit']}\n\n{to_markdown(Table(columns, rows))}"
     write_text(arguments.out.with_suffix(".md"), text + "\n")
     print(text)
 

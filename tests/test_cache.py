@@ -1,6 +1,7 @@
 """Shards in a cache that is smaller than the corpus: the bits of local ones, or one line."""
 
 import http.server
+import shutil
 import threading
 from collections import OrderedDict
 from contextlib import suppress
@@ -8,15 +9,18 @@ from functools import partial
 from itertools import islice
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refuse
 from runs import assert_same_end, ignore
+from stores import BUCKET
 from test_order import SIZES, WINDOW, make_order
 
 from electra.assignments import override
 from electra.cli import main
 from electra.files import LOCK, format_size, hold, parse_size
+from electra.objects import place_of, send
 from electra.pretraining.loop import pretrain
 from electra.processes import Place
 from electra.shards.cache import Keeper, cached, find_need, size_files
@@ -141,6 +145,32 @@ def test_a_run_with_a_cache_is_the_run_without(many_shards, site, toy_config, tm
     pretrain(many_shards, tmp_path / "here", config, ignore)
     pretrain(site[0], tmp_path / "there", config, ignore, cache=200_000)
     assert_same_end(tmp_path / "here", tmp_path / "there")
+
+
+def test_faults_of_a_store_change_no_batch(many_shards, proxy, toy_config, folder):
+    """Through a proxy before a real server; what lasts is one line."""
+    config = override(toy_config, IN_WINDOWS)
+    url = f"s3://{BUCKET}/cached"
+    for path in many_shards.rglob("*"):
+        if path.is_file() and path.stem != "verified":
+            send(path, place_of(url) / path.relative_to(many_shards).as_posix())
+
+    def read():
+        examples = make_examples(url, config)
+        with cached(examples, 20_000, 12, 8, Place()):
+            return [next(batches).input_ids_BL for batches in [examples.batches(0, 8)] * 12]
+
+    local = make_examples(many_shards, config).batches(0, 8)
+    expected = [next(local).input_ids_BL for _ in range(12)]
+    for kind in ("slow down", "too many", "reset", "cut", "stall", "flip"):
+        proxy.add(kind, "GET", "/train-", times=2)
+        assert all(map(torch.equal, read(), expected)), kind
+        shutil.rmtree(folder)
+    for kind, line in (("flip", "is damaged: its sha256"), ("expired", "token has expired")):
+        proxy.add(kind, "GET", "/train-", times=10_000)
+        refuse(f"/train- ... {line}", read)
+        proxy.planned.clear()
+    assert all(map(torch.equal, read(), expected))
 
 
 def test_what_cannot_be_cached_is_one_line(many_shards, site, toy_config, folder, tmp_path):
