@@ -330,7 +330,7 @@ def test_a_mixture_may_open_the_files_of_all_its_corpora(corpora):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert limit == store.SPARE_FILES + 3 * len(shards.train + shards.heldout)
-    refuse("vm.max_map_count", store._allow_open_files, corpora, 1 << 31)
+    refuse("vm.max_map_count", store.allow_open_files, corpora, 1 << 31)
 
 
 def test_a_run_on_a_mixture_tells_its_epochs(corpora, toy_config, tmp_path):

@@ -27,7 +27,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from electra.model.batch import Batch
 from electra.shards.config import ExamplesConfig
 from electra.shards.order import GlobalOrder, Mixing, WindowOrder, groups_of
-from electra.shards.store import Corpus, Shard
+from electra.shards.store import COLUMNS, Corpus, Shard, allow_open_files
 from electra.tokenizing.tokenizer import Tokenizer
 
 SHORTEST_ROW = 5
@@ -80,6 +80,8 @@ class Examples:
         num_open = len(shards)
         if isinstance(self.order, WindowOrder):
             num_open = min(num_open, config.window * len(self.corpora) * len(self.groups))
+        files = len(COLUMNS) * min(2 * num_open, len({shard.path for shard in shards}))
+        allow_open_files(shards[0].path.parent, files)
         length = config.sequence_length
         self.block_rows = max(BLOCK_ROWS, min(ROWS_OF_SHARD * num_open, BLOCK_TOKENS // length))
         if isinstance(self.order, WindowOrder):  # rows of two half windows, or three, not of more

@@ -258,7 +258,8 @@ def open_shards(folder: str | Path, *, verify: bool | Literal["anew"] = True) ->
     elif verify == "anew":
         for name, (_, sha256) in files.items():
             _require_sha256(fetch(folder / name, sha256), sha256)
-    _allow_open_files(folder, len(files))
+    if not is_url(folder):  # of others an order may read a few at a time
+        allow_open_files(folder, len(files))
     return Shards(folder, tokenizer, manifest, digest, parts["train"], parts["heldout"])
 
 
@@ -371,7 +372,7 @@ def _require_sha256(path: Path, sha256: str) -> None:
         raise UserError(f"{path} is damaged: its sha256 differs from the manifest's")
 
 
-def _allow_open_files(folder: Path, number: int) -> None:
+def allow_open_files(folder: Path, number: int) -> None:
     """Raise this process's limit of open files, of which a memory map needs one."""
 
     def check(needed: int, most: float, may: str, limit: str) -> None:
@@ -414,7 +415,8 @@ def _open_mixture(path: Path, *, verify: bool | Literal["anew"]) -> Shards:
         Corpus(table["shards"], len(each.train), table.get("weight"), table.get("repeats", 1))
         for table, each in zip(tables, opened, strict=True)
     )
-    _allow_open_files(path, len(COLUMNS) * sum(len(s.train + s.heldout) for s in opened))
+    here = [each for each in opened if not is_url(each.folder)]
+    allow_open_files(path, len(COLUMNS) * sum(len(s.train + s.heldout) for s in here))
     facts = [[shards.digest for shards in opened], [corpus[2:] for corpus in mixture]]
     return Shards(
         path,
