@@ -35,7 +35,6 @@ from electra.pretraining.start import (
 )
 from electra.pretraining.step import Step
 from electra.processes import find_place
-from electra.shards.cache import cached
 from electra.shards.examples import Examples
 from electra.shards.store import Shards, fetch_shards, open_shards
 from electra.tokenizing.tokenizer import Tokenizer
@@ -211,6 +210,11 @@ def _caching(
     examples: Examples, size: int | None, config: PretrainConfig, machine: Machine
 ) -> Iterator[None]:
     """Keep the shards that the steps read in a cache of this machine, if it has a size."""
+    if size is None:
+        yield
+        return
+    from electra.shards.cache import cached
+
     train = config.train
     with cached(examples, size, train.steps, train.batch_size, find_place()):
         wait_for_all(machine)  # what an earlier run has left in the folder is gone

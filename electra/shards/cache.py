@@ -204,16 +204,15 @@ def make_keeper(
 
 @contextmanager
 def cached(
-    examples: Examples, size: int | None, steps: int, batch_size: int, place: Place
+    examples: Examples, size: int, steps: int, batch_size: int, place: Place
 ) -> Iterator[None]:
     """Keep the shards at URLs that the steps read in a cache of this size, bytes.
 
-    Without a size, or shards at URLs, nothing is done. With order=global a corpus that does not fit
-    is refused.
+    Without shards at URLs nothing is done. With order=global a corpus that does not fit is refused.
     """
     files = size_files(examples.shards)
     total = sum({name: each for of_shard in files for name, each in of_shard.items()}.values())
-    if size is None or not total:
+    if not total:
         yield
         return
     if isinstance(examples.order, GlobalOrder):
