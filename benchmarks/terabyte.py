@@ -117,9 +117,10 @@ def describe(source: Path, number: int, size: int, wanted: set[int], bank: np.nd
     return {**manifest, "sha256": {"manifest.json": sha256_facts(manifest)}}
 
 
-def serve(ports: Any, *given: Any) -> None:
+def serve(ports: Any, source: Path, number: int, size: int, wanted: set[int]) -> None:
     """Serve in a process of its own, whose memory is not that of the run."""
-    with Server(*given) as server:
+    bank = np.concatenate([np.asarray(shard.tokens) for shard in open_shards(source).train])
+    with Server(source, describe(source, number, size, wanted, bank), bank, size) as server:
         ports.put(server.server_port)
         server.serve_forever()
 
@@ -139,7 +140,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     shards = open_shards(arguments.shards)
-    bank = np.concatenate([np.asarray(shard.tokens) for shard in shards.train])
     words = f"""train.steps={arguments.steps} train.threads=1 train.log_every=10
     train.save_every=1000 train.evaluate_rows=0 train.check_memory=false train.batch_size=16
     examples.order=window examples.window={arguments.window}"""
@@ -152,13 +152,13 @@ def main() -> None:
     ).forecast()
     halves = order.streams[0][0].epoch(0).halves
     wanted = {n for half in halves[: 2 * arguments.ahead // arguments.window] for n in half}
-    manifest = describe(arguments.shards, arguments.number, arguments.tokens, wanted, bank)
     total = arguments.number * (2 * arguments.tokens)
     context = multiprocessing.get_context("spawn")
     ports = context.Queue()
-    given = ports, arguments.shards, manifest, bank, arguments.tokens
+    given = ports, arguments.shards, arguments.number, arguments.tokens, wanted
     process = context.Process(target=serve, args=given, daemon=True)
     process.start()
+    url = f"http://127.0.0.1:{ports.get()}"
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
         records: list[dict[str, Any]] = []
@@ -169,7 +169,6 @@ def main() -> None:
                 first.append(time.perf_counter() - began)
                 records.append(record)
 
-        url = f"http://127.0.0.1:{ports.get()}"
         size = parse_size(arguments.cache)
         pretrain(Path(url), Path(folder) / "run", config, show, cache=size)
         with urllib.request.urlopen(f"{url}/counts") as answer:
@@ -182,7 +181,7 @@ def main() -> None:
             "shards": arguments.number,
             "steps": arguments.steps,
             "seconds": time.perf_counter() - began,
-            "seconds_of_ten_steps": first[0],
+            "seconds_to_step_10": first[0],
             "waited_seconds": [each["data_seconds"] for each in records],
             **counts,
             "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
