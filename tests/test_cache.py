@@ -111,10 +111,10 @@ def measure(folder):
     return found
 
 
-def make_examples(url, config):
+def make_examples(url, config, part=(0, 1)):
     shards = open_shards(url)
     given = shards.train, shards.tokenizer, config.examples, config.train.seed
-    return Examples(*given, shards.mixture)
+    return Examples(*given, shards.mixture, part)
 
 
 def test_batches_are_those_of_local_shards(many_shards, site, toy_config, folder):
@@ -145,6 +145,21 @@ def test_a_run_with_a_cache_is_the_run_without(many_shards, site, toy_config, tm
     pretrain(many_shards, tmp_path / "here", config, ignore)
     pretrain(site[0], tmp_path / "there", config, ignore, cache=200_000)
     assert_same_end(tmp_path / "here", tmp_path / "there")
+
+
+def test_one_process_copies_for_all_of_a_machine(many_shards, site, toy_config):
+    """Each has a group of its own, and waits for files that the other has asked for."""
+    config = override(toy_config, [*IN_WINDOWS, "examples.groups=2"])
+    whole = make_examples(many_shards, config).batches(0, 8)
+    places = [Place(rank, 2, rank, 2) for rank in range(2)]
+    parts = [make_examples(site[0], config, (rank, 2)) for rank in range(2)]
+    with cached(parts[0], 40_000, 60, 8, places[0]), cached(parts[1], 40_000, 60, 8, places[1]):
+        batches = [part.batches(0, 8) for part in parts]
+        for _ in range(60):
+            expected = next(whole).input_ids_BL
+            for rank, each in enumerate(batches):
+                own = slice(4 * rank, 4 * rank + 4)
+                assert next(each).input_ids_BL[own].equal(expected[own])
 
 
 def test_faults_of_a_store_change_no_batch(many_shards, proxy, toy_config, folder):

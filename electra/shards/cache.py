@@ -231,7 +231,7 @@ def cached(
     make_folder(folder)
     with hold(folder / LOCK):
         downloads = Downloads(folder, keeper, examples.shards)
-        examples.on_read = downloads.read
+        examples.on_read, examples.watched = downloads.read, groups
         try:
             yield
         finally:

@@ -72,6 +72,8 @@ class Examples:
         self.numbers = [number for size in self.corpora for number in range(size)]
         self.on_read: Callable[[int, Sequence[int]], None] = lambda step, shards: None
         """Called with the step whose rows are read (-1: none), and the numbers of their shards."""
+        self.watched: Sequence[int] = ()
+        """Groups whose shards `on_read` is told as well, for other processes of the machine."""
         self.open: dict[tuple[int, ...], Rows | None] = {}
         """The rows of shards that the last block was read from."""
         self.order = self._order(mixture)
@@ -165,16 +167,19 @@ class Examples:
         span = step * share, (step + num_steps) * share
         found = [(group, each) for group in self.groups for each in self.order.draw(group, *span)]
         if self.config.order == "window":
-            self.on_read(step, sorted({number for _, each in found for number in each.shards}))
+            others = [group for group in self.watched if group not in self.groups]
+            read = [each for _, each in found]
+            read += [each for group in others for each in self.order.draw(group, *span)]
+            self.on_read(step, sorted({number for each in read for number in each.shards}))
             self.open = {each.shards: self.open.get(each.shards) for _, each in found}
         columns: dict[str, np.ndarray] = {}
         for group, (shards, places, rows) in found:
             kept = self.open[shards] = self.open[shards] or self._cut(shards)
-            read = kept.read(rows)
+            part = kept.read(rows)
             if len(found) == 1 and len(self.groups) == self.order.groups:
-                return read
+                return part
             places = places // share * batch_size + group * share + places % share
-            for name, column in read.items():
+            for name, column in part.items():
                 if name not in columns:
                     shape = num_steps * batch_size, *column.shape[1:]
                     columns[name] = np.full(shape, EMPTY.get(name, 0), column.dtype)
