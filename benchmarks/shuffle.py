@@ -52,13 +52,13 @@ def settings_of(window: int) -> list[str]:
 
 def correlate(shards: Shards, window: int, seed: int) -> dict[str, float]:
     """Return the autocorrelation of the shards of rows by lag."""
-    order = {"order": "window", "window": window} if window else {}
-    examples = Examples(shards.train, shards.tokenizer, ExamplesConfig(**order), seed)
+    config = ExamplesConfig(order="window", window=window) if window else ExamplesConfig()
+    examples = Examples(shards.train, shards.tokenizer, config, seed)
     sizes = np.array([len(examples._cut([number])) for number in range(len(shards.train))])
     places = PASSES * int(sizes.sum())
     shard_P = np.empty(places, dtype=np.int64)
-    for numbers, inside, rows in examples.order.draw(0, 0, places):
-        numbers = np.array(numbers or range(len(sizes)))
+    for found, inside, rows in examples.order.draw(0, 0, places):
+        numbers = np.array(found or range(len(sizes)))
         shard_P[inside] = numbers[np.searchsorted(np.cumsum(sizes[numbers]), rows, side="right")]
     chance = float(((sizes / sizes.sum()) ** 2).sum())
     return {str(lag): float((shard_P[lag:] == shard_P[:-lag]).mean() / chance) for lag in LAGS}

@@ -98,7 +98,9 @@ class Examples:
         if self.config.order == "global":
             rows = self.open[()] = self._cut(range(len(self.shards)))
             return GlobalOrder(Mixing(mixture, np.diff(rows.ends[ends - 1], prepend=0), self.seed))
-        expected = np.add.reduceat(num_tokens / row_tokens(self.config), ends - self.corpora)
+        expected = np.add.reduceat(
+            num_tokens / row_tokens(self.config), (ends - self.corpora).tolist()
+        )
         mixing = Mixing(mixture, expected, self.seed, self.config.groups)
         return WindowOrder(self.config, num_tokens, mixing, ends.tolist(), self._count())
 
