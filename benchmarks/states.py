@@ -31,7 +31,7 @@ from electra.model.batch import Batch, find_real
 from electra.model.electra import PostNormLayer
 from electra.model.encoder import Encoder
 from electra.reports.rendering import Table, to_markdown
-from electra.shards.examples import Examples
+from electra.shards.examples import Rows
 from electra.shards.store import open_shards
 from electra.training.machine import Machine
 
@@ -91,7 +91,7 @@ def main() -> None:
         encoder = Encoder(networks.kept.sizes).eval()
         load_parameters(encoder, networks.kept.encoders[0])
         config = read_run_config(networks.folder).examples
-        examples = Examples(shards.heldout, shards.tokenizer, config, seed=0)
+        examples = Rows(shards.heldout, shards.tokenizer, config, seed=0)
         batch = examples.rows(np.arange(min(arguments.rows, len(examples))))
         for number, each in enumerate(measure_states(encoder, batch), start=1):
             results.append(

@@ -34,6 +34,7 @@ LOCK = "lock"
 """Name of the lock file of a run or an unfinished fine-tuning; see `hold`."""
 HASHES = "electra.json"
 """Name of the file that `write_hashes` writes and `check_hashes` reads."""
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 """How a file system says that it cannot sync a file, or a folder."""
 
@@ -42,6 +43,20 @@ def cache_folder(name: str) -> Path:
     """Return the folder of this user for files that may be removed at any time."""
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(caches) / "electra" / name
+
+
+def parse_size(words: str) -> int:
+    """Return bytes from words such as 200GB."""
+    found = re.fullmatch(r"([0-9]+(?:[.][0-9]*)?) ?([KMGT]?)B?", words.strip().upper())
+    size = round(float(found[1]) * UNITS[found[2]]) if found else 0
+    require(size > 0, f"{words!r} is no size: write it as 200GB, in KB, MB, GB or TB")
+    return size
+
+
+def format_size(size: float) -> str:
+    """Return bytes in words of three digits, such as 1.25 GB."""
+    unit = next(each for each in "TGMK" if size >= UNITS[each] or each == "K")
+    return f"{size / UNITS[unit]:,.3g} {unit}B"
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -173,15 +173,15 @@ def _insist(attempt: Callable[[], Result]) -> Result:
         wait *= 2
 
 
-def fetch(path: Path, sha256: str) -> Path:
-    """Return the copy of a file at a URL on this machine's disk.
+def fetch(path: Path, sha256: str, folder: Path | None = None) -> Path:
+    """Return the copy of a file at a URL in a folder of this machine, its own if not given.
 
     A copy has the name of its sha256, so it is made once, whatever the URL. Of several processes
     one copies and the others wait. A copy that was not compared for a day is compared again.
     """
     if not re.fullmatch("[0-9a-f]{64}", str(sha256)):
         raise UserError(f"{path} cannot be checked: {sha256!r} is no sha256")
-    copy = cache_folder("shards") / sha256
+    copy = (folder or cache_folder("shards")) / sha256
     if copy.exists() and 0 <= time.time() - copy.stat().st_mtime < TRUSTED_SECONDS:
         return copy
     make_folder(copy.parent)

@@ -160,6 +160,15 @@ def toy_shards(toy_text, toy_tokenizer, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def many_shards(toy_text, toy_tokenizer, tmp_path_factory) -> Path:
+    """The toy text in some 40 shards."""
+    folder = tmp_path_factory.mktemp("many") / "shards"
+    config = PrepareConfig(heldout_prob=0.1, workers=1, shard_tokens=400)
+    prepare([str(toy_text)], toy_tokenizer, folder, config, None)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def toy_config() -> PretrainConfig:
     """Two layers of 128, dropout on, AdamW, 12 steps of 8 rows of 32 tokens."""
     model = encoder_sizes(128, 2, 32)
@@ -186,10 +195,10 @@ def run(toy_shards, toy_config, tmp_path_factory) -> Path:
 def train(toy_shards, toy_config, tmp_path):
     """Return what begins or continues a run of `toy_config` with some changes, by its name."""
 
-    def train(name, *changes, show=ignore, stop_at=None, **options):
+    def train(name, *changes, show=ignore, stop_at=None, shards=toy_shards, **options):
         """Return its folder. With `stop_at` a signal stops it after the step behind that one."""
         config = override(toy_config, " ".join(changes).split())
-        arguments = toy_shards, tmp_path / name, config
+        arguments = shards, tmp_path / name, config
         if stop_at is None:
             pretrain(*arguments, show, **options)
         else:

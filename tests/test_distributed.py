@@ -26,6 +26,8 @@ from electra.pretraining import opening
 from electra.pretraining.start import require_equal_shares
 from electra.pretraining.step import Step
 from electra.processes import Interrupted
+from electra.shards.config import PrepareConfig
+from electra.shards.prepare import prepare
 from electra.training.distributed import joined
 from electra.training.machine import Machine, prepare_machine
 
@@ -139,9 +141,9 @@ def train_together(toy_shards, toy_config, tmp_path):
     """Return what makes or continues a run in some processes, with signals at some steps."""
     (tmp_path / "program.py").write_text(PROGRAM)
 
-    def train_together(name, processes, settings, *kills, restarts=0):
+    def train_together(name, processes, settings, *kills, restarts=0, shards=toy_shards):
         config = json.dumps(to_dict(override(toy_config, settings.split())))
-        words = [tmp_path / "program.py", toy_shards, tmp_path / name, config, *kills]
+        words = [tmp_path / "program.py", shards, tmp_path / name, config, *kills]
         succeed(processes, *words, restarts=restarts)
         return tmp_path / name
 
@@ -191,6 +193,19 @@ def test_more_processes_go_on(train_together, train, toy_config, before, after):
     train_together("run", after, settings[after])
     assert [session["processes"] for session in read_sessions(run)] == [before, after]
     assert_same_losses(train("whole", settings[1]), run)
+
+
+@pytest.mark.slow
+def test_groups_of_shards_are_read_by_a_process_each(
+    train_together, train, toy_text, toy_tokenizer, tmp_path
+):
+    """With the losses of one process, which reads all groups."""
+    given = [str(toy_text)], toy_tokenizer, tmp_path / "many"
+    prepare(*given, PrepareConfig(heldout_prob=0.1, workers=1, shard_tokens=400))
+    settings = "examples.order=window examples.groups=2 examples.window=4 train.log_every=1"
+    run = train_together("run", 2, settings, shards=tmp_path / "many")
+    alone = train("alone", f"{settings} train.accumulation=2", shards=tmp_path / "many")
+    assert_same_losses(alone, run)
 
 
 @pytest.mark.slow

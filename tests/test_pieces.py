@@ -18,7 +18,8 @@ from refusals import refuse
 from electra.pretraining.loop import pretrain
 from electra.shards import cleaning, store
 from electra.shards.config import ExamplesConfig, PrepareConfig
-from electra.shards.examples import MIXED_ROWS, Examples
+from electra.shards.examples import Examples
+from electra.shards.order import MIXED_ROWS
 from electra.shards.pieces import list_pieces
 from electra.shards.prepare import prepare
 from electra.shards.store import open_shards
@@ -269,13 +270,14 @@ def make_examples(path):
 
 def test_weights_are_shares_of_rows(corpora):
     examples = make_examples(write_mixture(corpora, "weight", 3, 1))
-    drawn = examples._draw(0, 2 * MIXED_ROWS)
-    num_small = int(examples.corpus_ends[0])
+    ((_, _, drawn),) = examples.order.draw(0, 0, 2 * MIXED_ROWS)
+    num_small = int(examples.order.firsts[1])
     for window in np.split(drawn, 2):
         assert np.count_nonzero(window < num_small) == MIXED_ROWS * 3 // 4
     assert not np.array_equal(drawn[:MIXED_ROWS], drawn[MIXED_ROWS:])
     # At any place: the same rows as from the beginning, and each epoch of a corpus is whole.
-    assert np.array_equal(examples._draw(70_000, 70_100), drawn[70_000:70_100])
+    ((_, _, some),) = examples.order.draw(0, 70_000, 70_100)
+    assert np.array_equal(some, drawn[70_000:70_100])
     large, size = drawn[drawn >= num_small] - num_small, len(examples) - num_small
     times = np.bincount(large, minlength=size)
     assert len(large) // size <= times.min()
@@ -290,8 +292,10 @@ def test_repeats_are_passes(corpora):
     passes = examples.epochs(100_000)
     assert passes["small"] / passes["large"] == pytest.approx(2, rel=1e-3)
     alone = Examples(open_shards(corpora / "large").train, examples.tokenizer, examples.config, 0)
-    first = int(examples.corpus_ends[0])
-    assert np.array_equal(examples.counts[first:], alone.counts)  # cut as without the mixture
+    first = int(examples.order.firsts[1])
+    assert np.array_equal(
+        examples.open[()].counts[first:], alone.open[()].counts
+    )  # cut as without the mixture
 
 
 @pytest.mark.parametrize(
@@ -326,7 +330,7 @@ def test_a_mixture_may_open_the_files_of_all_its_corpora(corpora):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert limit == store.SPARE_FILES + 3 * len(shards.train + shards.heldout)
-    refuse("vm.max_map_count", store._allow_open_files, corpora, 1 << 31)
+    refuse("vm.max_map_count", store.allow_open_files, corpora, 1 << 31)
 
 
 def test_a_run_on_a_mixture_tells_its_epochs(corpora, toy_config, tmp_path):

@@ -68,7 +68,8 @@ from electra.processes import Interrupted
 from electra.reports.page import write_page
 from electra.reports.runs import read_folders, read_runs, read_samples
 from electra.shards.config import ExamplesConfig, PrepareConfig
-from electra.shards.examples import BLOCK_ROWS, Examples, permute
+from electra.shards.examples import BLOCK_ROWS, Examples, Rows
+from electra.shards.order import permute
 from electra.shards.prepare import prepare
 from electra.shards.store import Shard, open_shards
 from electra.training.machine import Machine, choose_dtype
@@ -92,7 +93,7 @@ def uneven_shards(toy_text, toy_tokenizer, tmp_path_factory):
 
 
 def read_rows(shards, length):
-    examples = Examples(shards.train, shards.tokenizer, ExamplesConfig(sequence_length=length), 0)
+    examples = Rows(shards.train, shards.tokenizer, ExamplesConfig(sequence_length=length), 0)
     return examples, examples.rows(np.arange(len(examples)))
 
 
@@ -162,7 +163,7 @@ def write_numbered(folder, num_documents):
 @pytest.mark.parametrize("num_documents", [2, 300])
 def test_half_of_the_rows_have_the_second_segment_of_another_document(num_documents, tmp_path):
     shard = write_numbered(tmp_path, num_documents)
-    examples = Examples([shard], SPECIAL, PAIRS, seed=0)
+    examples = Rows([shard], SPECIAL, PAIRS, seed=0)
     batch = examples.rows(np.arange(len(examples)))
     lines, read = set(shard.lines.tolist()), []
     at_lines = {True: [], False: []}
@@ -192,7 +193,7 @@ def test_one_document_has_no_other(tmp_path, toy_shards, toy_config):
     shards = dataclasses.replace(open_shards(toy_shards), train=(shard,))
     nsp = ["method.objective=mlm", "examples.next_sentence=true", "examples.single_segment_prob=0"]
     refuse("one for training", lambda: fit_to_shards(override(toy_config, nsp), shards))
-    assert Examples([shard], SPECIAL, PAIRS, 0).rows(np.arange(50)).is_next_B.all()
+    assert Rows([shard], SPECIAL, PAIRS, 0).rows(np.arange(50)).is_next_B.all()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 17, 64, 1000])

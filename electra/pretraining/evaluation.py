@@ -16,7 +16,8 @@ from electra.method.masking import Counts, Draw
 from electra.method.measures import Measures
 from electra.method.objective import Judgement, Objective
 from electra.model.batch import Batch, find_real
-from electra.shards.examples import Examples, permute
+from electra.shards.examples import Rows
+from electra.shards.order import permute
 from electra.shards.store import Shards, open_shards
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.config import PretrainConfig
@@ -36,7 +37,7 @@ def heldout_rows(shards: Shards, config: PretrainConfig) -> Batch | None:
     """
     if config.train.evaluate_rows == 0:
         return None
-    examples = Examples(shards.heldout, shards.tokenizer, config.examples, seed=0)
+    examples = Rows(shards.heldout, shards.tokenizer, config.examples, seed=0)
     count = min(len(examples), config.train.evaluate_rows)
     size = config.train.batch_size
     if config.method.contrasts and count > size:  # its loss depends on the number of rows

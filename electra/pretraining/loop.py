@@ -42,6 +42,7 @@ def pretrain(
     config: PretrainConfig,
     show: Show,
     max_seconds: float = math.inf,
+    cache: int | None = None,
 ) -> dict[str, Any]:
     """Pre-train into a run folder, and return the contents of results.json.
 
@@ -59,6 +60,8 @@ def pretrain(
             copied from a URL; with {"part": "start", "text"} if weights of another model are taken;
             with {"part": "alarm", "text"} if a record shows that something is wrong.
         max_seconds: Time after which the run saves and stops, seconds.
+        cache: Bytes of shards at URLs that this machine keeps, with order=window. None: all are
+            copied before the first step.
 
     Raises:
         UserError: The folders or settings are not valid, memory is too small, loss and gradient
@@ -66,7 +69,7 @@ def pretrain(
         Interrupted: A signal or the time limit stopped the run; the checkpoint is written.
     """
     end = time.monotonic() + max_seconds
-    with open_run(shards_folder, run, config, show) as opened:
+    with open_run(shards_folder, run, config, show, cache) as opened:
         return _train(opened, show, end)
 
 
@@ -76,6 +79,7 @@ def resume(
     shards_folder: Path | None = None,
     max_seconds: float = math.inf,
     cooldown: tuple[Path, PretrainConfig] | None = None,
+    cache: int | None = None,
 ) -> dict[str, Any]:
     """Continue a run from its newest intact checkpoint, and return the contents of results.json.
 
@@ -87,6 +91,7 @@ def resume(
         shards_folder: The shards' folder if it has moved; None: the folder in manifest.json.
         max_seconds: As in `pretrain`.
         cooldown: From `plan_cooldown`: `run` is a new folder, in which another run ends early.
+        cache: As in `pretrain`.
 
     Raises:
         UserError: `run` is not a run folder, is damaged, in use or complete, or the shards are not
@@ -94,7 +99,7 @@ def resume(
         Interrupted: As in `pretrain`.
     """
     end = time.monotonic() + max_seconds
-    with reopen_run(run, show, shards_folder, cooldown) as opened:
+    with reopen_run(run, show, shards_folder, cooldown, cache) as opened:
         return _train(opened, show, end)
 
 

@@ -3,11 +3,12 @@
 What is done here happens once. The steps are in loop.py.
 """
 
+import dataclasses
 import math
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -56,18 +57,18 @@ class Opened(NamedTuple):
 
 @contextmanager
 def open_run(
-    shards_folder: Path, run: Path, config: PretrainConfig, show: Show
+    shards_folder: Path, run: Path, config: PretrainConfig, show: Show, cache: int | None = None
 ) -> Iterator[Opened]:
     """Yield a new run, or one that was begun with the same settings, as for `loop.pretrain`."""
     train = config.train
     machine = _prepare(train)
-    with joined(machine):
+    with joined(machine), ExitStack() as stack:
         if train.copy_to and machine.rank == 0 and not run.exists():
             from electra.checkpoints.copies import fetch_copy, place_of_copies
 
             fetch_copy(place_of_copies(train.copy_to), run)
         if from_rank_0((run / "config.json").exists()):
-            with _continue(run, show, shards_folder, config, machine) as opened:
+            with _continue(run, show, shards_folder, config, machine, cache) as opened:
                 yield opened
             return
         exists = f"{run} exists already and is no run folder; choose another --out"
@@ -86,8 +87,9 @@ def open_run(
         require_schedule(config)
         config = from_rank_0(fit_to_shards(config, shards))  # a machine may have other settings
         examples = _make_examples(shards, config, machine, show)
+        stack.enter_context(_caching(examples, cache, config, machine))
         domains = _open_domains(shards, config, machine, show)
-        model = build_begun(config, shards, machine, start, show, is_new=True)
+        model = build_begun(config, shards, examples, machine, start, show, is_new=True)
         require_memory(model, config, machine)
         step = prepare_step(model, config, machine)
         wait_for_all(machine)  # one of them may lack memory
@@ -104,6 +106,7 @@ def reopen_run(
     show: Show,
     shards_folder: Path | None = None,
     cooldown: tuple[Path, PretrainConfig] | None = None,
+    cache: int | None = None,
 ) -> Iterator[Opened]:
     """Yield a run that was begun, or the early end of another, as for `loop.resume`."""
     train = (cooldown[1] if cooldown else read_run_config(run)).train
@@ -113,7 +116,7 @@ def reopen_run(
             from electra.pretraining.continuation import write_branch
 
             write_branch(run_of(cooldown[0]), cooldown[0], run, cooldown[1])
-        with _continue(run, show, shards_folder, None, machine) as opened:
+        with _continue(run, show, shards_folder, None, machine, cache) as opened:
             yield opened
 
 
@@ -124,11 +127,12 @@ def _continue(
     shards_folder: Path | None,
     given: PretrainConfig | None,
     machine: Machine,
+    cache: int | None,
 ) -> Iterator[Opened]:
     """Yield a run that was begun, with a command's settings if given."""
     from electra.pretraining.continuation import read_run
 
-    with _writing(run), _hold(run, machine):
+    with _writing(run), _hold(run, machine), ExitStack() as stack:
         found = read_run(run, given, machine.name) if machine.rank == 0 else None
         config, changed, source, ranking, begun_from = from_rank_0(found)
         try:
@@ -151,11 +155,12 @@ def _continue(
             _require_begun(run, config)
         start = read_pretrained(Path(config.train.init_from)) if begun_from and is_new else None
         examples = _make_examples(shards, config, machine, show)
+        stack.enter_context(_caching(examples, cache, config, machine))
         domains = _open_domains(shards, config, machine, show)
         if machine.rank == 0:
             _keep_sources(run, shards, domains, machine)
             _keep_tokenizer(run, shards)
-        model = build_begun(config, shards, machine, start, show, is_new=is_new)
+        model = build_begun(config, shards, examples, machine, start, show, is_new=is_new)
         try:
             require_memory(model, config, machine)
         except UserError as error:  # an estimate, and the run is begun
@@ -180,7 +185,10 @@ def _make_examples(
 ) -> Examples:
     """Return the rows of the steps, and show how often the run reads the text."""
     train, length = config.train, config.examples.sequence_length
-    examples = Examples(shards.train, shards.tokenizer, config.examples, train.seed, shards.mixture)
+    part = machine.rank, machine.num_ranks
+    examples = Examples(
+        *(shards.train, shards.tokenizer, config.examples, train.seed, shards.mixture), part
+    )
     if machine.rank > 0:
         return examples
     rows = train.steps * train.batch_size
@@ -195,6 +203,22 @@ def _make_examples(
                 stacklevel=2,
             )
     return examples
+
+
+@contextmanager
+def _caching(
+    examples: Examples, size: int | None, config: PretrainConfig, machine: Machine
+) -> Iterator[None]:
+    """Keep the shards that the steps read in a cache of this machine, if it has a size."""
+    if size is None:
+        yield
+        return
+    from electra.shards.cache import cached
+
+    train = config.train
+    with cached(examples, size, train.steps, train.batch_size, find_place()):
+        wait_for_all(machine)  # what an earlier run has left in the folder is gone
+        yield
 
 
 def _prepare(train: TrainConfig) -> Machine:
@@ -299,6 +323,7 @@ def _open_domains(shards: Shards, config: PretrainConfig, machine: Machine, show
 def build_begun(
     config: PretrainConfig,
     shards: Shards,
+    examples: Examples,
     machine: Machine,
     start: SavedModel | None,
     show: Show,
@@ -312,6 +337,7 @@ def build_begun(
     # Counting reads every token of the shards, so it is done only when needed.
     initial, frequencies_V, embeddings_VE = config.train.initial_weights, None, None
     if (initial != "bert" and is_new) or needs_frequencies(config) or start:
+        shards = dataclasses.replace(shards, train=tuple(examples.first_shards()))
         frequencies_V = count_tokens(shards)
     if initial == "cooccurrence" and machine.rank == 0 and is_new:
         from electra.pretraining.neighbours import embed_tokens

@@ -18,6 +18,7 @@ from electra.pretraining.acceleration import WARM_UP_STEPS
 from electra.pretraining.memory import count_bytes, count_parameters, make_rows, measure_activations
 from electra.pretraining.networks import sketch_objective
 from electra.pretraining.start import build_model, prepare_step
+from electra.shards.traffic import Traffic
 from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.config import PretrainConfig
 from electra.training.machine import Machine, prepare_machine
@@ -47,6 +48,8 @@ class Plan(NamedTuple):
     """Estimated training time, seconds, without evaluations."""
     device: str
     """Device that the time was measured on."""
+    traffic: Traffic | None = None
+    """What a machine copies from a store; None: no shards were given."""
 
 
 def plan(

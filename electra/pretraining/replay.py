@@ -103,13 +103,13 @@ def reopen(run: Path, shards: Shards, checkpoint: Path | None, first: int | None
         config.train, accumulation=accumulation, sharding="none", compile="no"
     )
     config = dataclasses.replace(config, train=train)
+    examples = Examples(shards.train, shards.tokenizer, config.examples, train.seed, shards.mixture)
     model = build_begun(
-        config, shards, machine, None, lambda record: None, is_new=checkpoint is None
+        config, shards, examples, machine, None, lambda record: None, is_new=checkpoint is None
     )
     step = Step(model, config, machine)
     if checkpoint:
         load_step(step, done, checkpoint)
-    examples = Examples(shards.train, shards.tokenizer, config.examples, train.seed, shards.mixture)
     totals = read_totals(checkpoint) if checkpoint else Totals()
     window = Window(step, totals)
     batches = examples.batches(done if first is None else first, train.batch_size)

@@ -115,6 +115,8 @@ class Step:
     def compute(self, batch: Batch) -> Outcome:
         """Compute the step after `begin`; the batch is on the device."""
         draw, counts = self.choose(batch, self.model.masking.draw_uniform(batch, self.rng))
+        if self.config.examples.groups > 1:
+            counts = self._count_own(batch, draw)
         if self.first_guard is None or self.model.is_resting:
             outcome = self._update(batch, draw, counts)
         else:
@@ -124,6 +126,14 @@ class Step:
             outcome = second._replace(grad_norm=torch.hypot(first.grad_norm, second.grad_norm))
         self.is_torn = False
         return outcome
+
+    def _count_own(self, batch: Batch, draw: Draw) -> Counts:
+        """Return the counts of a step of which each process has the rows alone that it computes."""
+        size, rank = len(batch.input_ids_BL) // self.machine.num_ranks, self.machine.rank
+        own = slice(rank * size, (rank + 1) * size)
+        counts = self.model.masking.count(batch.rows(own), draw.rows(own))
+        sum_over_ranks(counts)
+        return counts
 
     def _update(
         self,

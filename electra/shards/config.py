@@ -68,8 +68,25 @@ class ExamplesConfig(Settings):
     half of them, drawn at random, have the second segment of a row of another document, if their
     shard has one. Source: Devlin et al. 2019, "BERT", section 3.1."""
 
+    order: Literal["global", "window"] = "global"
+    """global: one permutation of all rows an epoch, for which all shards are on this machine's
+    disk. window: rows of `window` shards at a time, for a corpus that is larger than the memory or
+    the disk (shards/order.py). Other weights result; docs/CORPUS.md has what is lost."""
+    window: Annotated[int, AtLeast(2)] = 64
+    """Shards of a corpus whose rows are mixed, of each group; windows overlap by half."""
+    groups: Annotated[int, AtLeast(1)] = 1
+    """Groups, a power of two, that the shards of each corpus are dealt out to. Each has as many
+    rows of every step, in the order of the processes, so that of this many machines each reads a
+    part of the shards alone. Each group has epochs of its own."""
+
     section = "examples."
     needs = (
+        Needs("window!=64", "order=window"),
+        Needs("groups!=1", "order=window"),
         Needs("next_sentence", "single_segment_prob=0", "every row has two segments"),
         Needs("next_sentence", "attend=row", "[CLS] judges both segments"),
     )
+
+    def check(self) -> None:
+        """Check what the table cannot say."""
+        self.must("groups", self.groups.bit_count() == 1, "be a power of two")

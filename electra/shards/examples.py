@@ -1,5 +1,7 @@
 """Pre-training rows cut from shards, [CLS] A [SEP] B [SEP], as a function of (seed, step).
 
+Which rows a step has is in order.py.
+
 An epoch covers every token of the shards once. Each row takes the next tokens of the stream until
 the row is full. No token is dropped: a long line continues in the next row, and a row continues
 across a document border. Only deliberately short rows and the last row of a shard are padded.
@@ -15,17 +17,17 @@ and drops the remainder (docs/DEVIATIONS.md).
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
-from electra.errors import require
 from electra.model.batch import Batch
 from electra.shards.config import ExamplesConfig
-from electra.shards.store import Corpus, Shard
+from electra.shards.order import GlobalOrder, Mixing, WindowOrder, groups_of
+from electra.shards.store import COLUMNS, Corpus, Shard, allow_open_files
 from electra.tokenizing.tokenizer import Tokenizer
 
 SHORTEST_ROW = 5
@@ -40,18 +42,19 @@ BLOCK_TOKENS = 1 << 29
 """Most tokens of such a block, however many shards there are: it lies in each process's memory."""
 PARTNERS = 1 << 61
 """Added to the number of a shard, for the key of what its rows exchange."""
-MIXTURE = 1 << 62
-"""Added to the number of a mixture's window, for a key of its own."""
-MIXED_ROWS = 1 << 16
-"""Rows among which the shares of the corpora of a mixture are exact."""
+
+
+EMPTY = {"second_B": 2, "length_B": 2}
+"""Columns of a row of another process, [CLS] [SEP]; its others are 0."""
 
 
 class Examples:
-    """All rows of an epoch of shards, which are not empty, in a new random order every epoch.
+    """The rows of all steps, from shards that are not empty, in the order of the settings.
 
     The tokenizer gives the special tokens and the tokens that begin a word; the seed is that of the
     cuts and of the order. The corpora of a mixture are drawn by weights or repeats, and each has
-    epochs of its own.
+    epochs of its own. `part` is the number of this process and that of all processes of a step:
+    with `examples.groups`, only rows of the groups are read that it computes, and others are empty.
     """
 
     def __init__(
@@ -61,51 +64,90 @@ class Examples:
         config: ExamplesConfig,
         seed: int,
         mixture: Sequence[Corpus] = (),
+        part: tuple[int, int] = (0, 1),
     ):
-        self.shards = shards
-        self.tokenizer = tokenizer
-        self.config = config
-        self.seed = seed
+        self.shards, self.tokenizer, self.config, self.seed = shards, tokenizer, config, seed
         # The cuts of a corpus are the same alone and in a mixture.
-        numbers = [n for corpus in mixture for n in range(corpus.num_shards)] or range(len(shards))
-        plans = [
-            self._cut(number, shard.num_tokens)
-            for number, shard in zip(numbers, shards, strict=True)
-        ]
-        self.starts, self.counts, self.is_pair = (
-            np.concatenate(columns) for columns in zip(*plans, strict=True)
-        )
-        self.shard_ends = np.cumsum([len(plan[0]) for plan in plans])
-        self.partners = np.empty(0, dtype=np.uint32)
-        """With next_sentence: the row whose second segment each row has, its own or another's."""
-        if config.next_sentence:
-            shares = zip(numbers, self.shard_ends, plans, strict=True)
-            self.partners = np.concatenate(
-                [self._pair(number, end - len(plan[0]), end) for number, end, plan in shares]
-            )
+        self.corpora = [each.num_shards for each in mixture] or [len(shards)]
+        self.numbers = [number for size in self.corpora for number in range(size)]
+        self.on_read: Callable[[int, Sequence[int]], None] = lambda step, shards: None
+        """Called with the step whose rows are read (-1: none), and the numbers of their shards."""
+        self.watched: Sequence[int] = ()
+        """Groups whose shards `on_read` is told as well, for other processes of the machine."""
+        self.open: dict[tuple[int, ...], Rows | None] = {}
+        """The rows of shards that the last block was read from."""
+        self.order = self._order(mixture)
+        self.groups = groups_of(self.order.groups, part[0], part[0] + 1, part[1])
+        """The groups whose rows are read."""
+        num_open = len(shards)
+        if isinstance(self.order, WindowOrder):
+            num_open = min(num_open, config.window * len(self.corpora) * len(self.groups))
+        files = len(COLUMNS) * min(2 * num_open, len({shard.path for shard in shards}))
+        allow_open_files(shards[0].path.parent, files)
         length = config.sequence_length
-        self.block_rows = max(BLOCK_ROWS, min(ROWS_OF_SHARD * len(shards), BLOCK_TOKENS // length))
-        self.mixture = mixture
-        self.corpus_ends = self.shard_ends[
-            np.cumsum([c.num_shards for c in mixture], dtype=int) - 1
-        ]
-        self.quotas = _share_rows(mixture, np.diff(self.corpus_ends, prepend=0))
-        # The smallest dtype, because the time of a comparison grows with the width of the dtype.
-        self.position_L = np.arange(length, dtype=np.min_scalar_type(length))
+        self.block_rows = max(BLOCK_ROWS, min(ROWS_OF_SHARD * num_open, BLOCK_TOKENS // length))
+        if isinstance(self.order, WindowOrder):  # rows of two half windows, or three, not of more
+            of_shard = min(self.order.mixing.sizes / self.corpora)
+            half_window = int(config.window // 2 * of_shard * self.order.groups)
+            self.block_rows = max(1, min(self.block_rows, half_window))
+
+    def _order(self, mixture: Sequence[Corpus]) -> GlobalOrder | WindowOrder:
+        """Return the order; the global one has all cuts at once, the other those of a window."""
+        ends = np.cumsum(self.corpora)
+        num_tokens = np.array([shard.num_tokens for shard in self.shards])
+        if self.config.order == "global":
+            rows = self.open[()] = self._cut(range(len(self.shards)))
+            return GlobalOrder(Mixing(mixture, np.diff(rows.ends[ends - 1], prepend=0), self.seed))
+        expected = np.add.reduceat(
+            num_tokens / row_tokens(self.config), (ends - self.corpora).tolist()
+        )
+        mixing = Mixing(mixture, expected, self.seed, self.config.groups)
+        return WindowOrder(self.config, num_tokens, mixing, ends.tolist(), self._count())
+
+    def _count(self) -> Callable[[int], int]:
+        """Return a function of the number of a shard that counts its rows, once."""
+        counts: dict[int, int] = {}
+
+        def count(number: int) -> int:
+            if number not in counts:
+                of_corpus, num_tokens = self.numbers[number], self.shards[number].num_tokens
+                counts[number] = len(cut(of_corpus, num_tokens, self.config, self.seed)[0])
+            return counts[number]
+
+        return count
+
+    def _cut(self, numbers: Sequence[int]) -> "Rows":
+        """Return the rows of some shards; their files are open as long as these rows are kept."""
+        shards = [self.shards[number] for number in numbers]
+        if self.config.order == "window":
+            shards = [replace(shard) for shard in shards]  # with open files of their own
+        of_corpora = [self.numbers[number] for number in numbers]
+        return Rows(shards, self.tokenizer, self.config, self.seed, of_corpora)
+
+    def first_shards(self) -> Sequence[Shard]:
+        """Return the shards to count tokens in: all, or with order=window those it begins with."""
+        if isinstance(self.order, GlobalOrder):
+            return self.shards
+        numbers = self.order.first_shards()
+        self.on_read(-1, numbers)
+        return [replace(self.shards[number]) for number in numbers]
+
+    def forecast(self) -> WindowOrder:
+        """Return the order of windows by expected rows, for which no shard is cut."""
+        assert isinstance(self.order, WindowOrder)
+        return self.order.expect(row_tokens(self.config))
 
     def __len__(self) -> int:
-        """Return the number of rows in an epoch; of a mixture, of all corpora together."""
-        return len(self.starts)
+        """Return the rows of an epoch of all corpora; with order=window about so many."""
+        return round(self.order.mixing.sizes.sum())
 
     def epochs(self, rows: int) -> dict[str, float]:
         """Return how often each corpus of a mixture has been read after this many rows, by name."""
-        sizes = np.diff(self.corpus_ends, prepend=0)
-        passes = rows / MIXED_ROWS * self.quotas / sizes
-        return {c.name: float(p) for c, p in zip(self.mixture, passes, strict=True)}
+        return self.order.mixing.epochs(rows)
 
     def batch(self, step: int, batch_size: int) -> Batch:
         """Return the rows of a step, counted from 0. A batch may span two epochs."""
-        return self.rows(self._draw(step * batch_size, (step + 1) * batch_size))
+        return assemble(self.tokenizer, **self._read(step, 1, batch_size))
 
     def batches(self, step: int, batch_size: int) -> Iterator[Batch]:
         """Yield the batches of this step and of all later steps, without end.
@@ -113,40 +155,79 @@ class Examples:
         The batches equal those of `batch`. Reading the rows of many small steps in one block is
         faster.
         """
-        block_size = max(1, self.block_rows // batch_size) * batch_size
-        for first in itertools.count(step * batch_size, block_size):
-            block = self._read(self._draw(first, first + block_size))
-            for start in range(0, block_size, batch_size):
+        num_steps = max(1, self.block_rows // batch_size)
+        for first in itertools.count(step, num_steps):
+            block = self._read(first, num_steps, batch_size)
+            for start in range(0, num_steps * batch_size, batch_size):
                 inside = slice(start, start + batch_size)
-                yield self._assemble(**{name: column[inside] for name, column in block.items()})
+                columns = {name: column[inside] for name, column in block.items()}
+                yield assemble(self.tokenizer, **columns)
+
+    def _read(self, step: int, num_steps: int, batch_size: int) -> dict[str, np.ndarray]:
+        """Return the arguments of `assemble` for the rows of some steps, by the groups' shares."""
+        share = batch_size // self.order.groups
+        span = step * share, (step + num_steps) * share
+        found = [(group, each) for group in self.groups for each in self.order.draw(group, *span)]
+        if self.config.order == "window":
+            others = [group for group in self.watched if group not in self.groups]
+            read = [each for _, each in found]
+            read += [each for group in others for each in self.order.draw(group, *span)]
+            self.on_read(step, sorted({number for each in read for number in each.shards}))
+            self.open = {each.shards: self.open.get(each.shards) for _, each in found}
+        columns: dict[str, np.ndarray] = {}
+        for group, (shards, places, rows) in found:
+            kept = self.open[shards] = self.open[shards] or self._cut(shards)
+            part = kept.read(rows)
+            if len(found) == 1 and len(self.groups) == self.order.groups:
+                return part
+            places = places // share * batch_size + group * share + places % share
+            for name, column in part.items():
+                if name not in columns:
+                    shape = num_steps * batch_size, *column.shape[1:]
+                    columns[name] = np.full(shape, EMPTY.get(name, 0), column.dtype)
+                columns[name][places] = column
+        return columns
+
+
+class Rows:
+    """All rows of some shards, by number: one shard's after the other's.
+
+    `numbers` are those of the shards in their corpus, from 0 if not given; the cuts depend on them.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        tokenizer: Tokenizer,
+        config: ExamplesConfig,
+        seed: int,
+        numbers: Sequence[int] | None = None,
+    ):
+        self.shards, self.tokenizer, self.config, self.seed = shards, tokenizer, config, seed
+        numbers = range(len(shards)) if numbers is None else numbers
+        plans = [
+            cut(number, shard.num_tokens, config, seed)
+            for number, shard in zip(numbers, shards, strict=True)
+        ]
+        self.starts, self.counts, self.is_pair = (
+            np.concatenate(columns) for columns in zip(*plans, strict=True)
+        )
+        self.ends = np.cumsum([len(plan[0]) for plan in plans])
+        self.partners = np.empty(0, dtype=np.uint32)
+        """With next_sentence: the row whose second segment each row has, its own or another's."""
+        if config.next_sentence:
+            shares = zip(numbers, self.ends, plans, strict=True)
+            self.partners = np.concatenate(
+                [self._pair(number, end - len(plan[0]), end) for number, end, plan in shares]
+            )
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.starts)
 
     def rows(self, rows: np.ndarray) -> Batch:
         """Return the rows with these numbers (B,)."""
-        return self._assemble(**self._read(rows))
-
-    def _cut(self, number: int, num_tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the first token, the token count and "has two segments" of each row of a shard."""
-        config, length = self.config, self.config.sequence_length
-        # A counter-based generator drawn in blocks: the cuts do not depend on available memory.
-        rng = np.random.Generator(np.random.Philox(key=[self.seed, number]))
-        counts, pairs, covered = [], [], 0
-        while covered < num_tokens:
-            size = max(64, (num_tokens - covered) // length + 1)
-            pair = rng.random(size) >= config.single_segment_prob
-            is_short = rng.random(size) < config.short_prob
-            target = np.where(is_short, rng.integers(SHORTEST_ROW, length + 1, size), length)
-            counts.append(target - 2 - pair)
-            pairs.append(pair)
-            covered += int(counts[-1].sum())
-        count, pair = np.concatenate(counts), np.concatenate(pairs)
-        ends = np.cumsum(count)
-        num_rows = int(np.searchsorted(ends, num_tokens)) + 1
-        count, pair = count[:num_rows], pair[:num_rows]
-        starts = ends[:num_rows] - count
-        count[-1] = num_tokens - starts[-1]
-        # Small dtypes: a plan takes 7 bytes a row.
-        small = np.min_scalar_type(length)
-        return starts.astype(np.uint32), count.astype(small), pair & (count >= 2)
+        return assemble(self.tokenizer, **self.read(rows))
 
     def _pair(self, number: int, first: int, end: int) -> np.ndarray:
         """Return the partners of a shard's rows, first to end - 1; half of them have their own."""
@@ -158,50 +239,12 @@ class Examples:
         partners[others] = partners[np.roll(others, len(others) // 2)]
         return partners
 
-    def _draw(self, first: int, last: int) -> np.ndarray:
-        """Return the row numbers at positions first to last - 1 of the sequence of all epochs."""
-        if self.mixture:
-            return self._draw_mixed(np.arange(first, last))
-        size = len(self)
-        rows: list[np.ndarray] = []
-        for epoch in range(first // size, (last - 1) // size + 1):
-            begin = epoch * size
-            places = np.arange(max(first - begin, 0), min(last - begin, size))
-            rows.append(permute(places, size, self.seed, epoch))
-        return np.concatenate(rows)
-
-    def _draw_mixed(self, places: np.ndarray) -> np.ndarray:
-        """Return a mixture's row numbers at these positions; a window has each corpus's quota."""
-        rows = np.empty_like(places)
-        windows = places // MIXED_ROWS
-        stops = np.cumsum(self.quotas)
-        for window in np.unique(windows):
-            inside = np.flatnonzero(windows == window)
-            drawn = permute(places[inside] % MIXED_ROWS, MIXED_ROWS, self.seed, MIXTURE + window)
-            corpora = np.searchsorted(stops, drawn, side="right")
-            for number in np.unique(corpora):
-                chosen = corpora == number
-                first, end = (
-                    int(self.corpus_ends[n]) if n >= 0 else 0 for n in (number - 1, number)
-                )
-                quota = int(self.quotas[number])
-                # So the n-th row of a corpus is known without those before it.
-                turns = int(window) * quota + drawn[chosen] - (int(stops[number]) - quota)
-                size = end - first
-                found = np.empty_like(turns)
-                for epoch in np.unique(turns // size):
-                    of_epoch = turns // size == epoch
-                    key = (int(number) << 40) + int(epoch)
-                    found[of_epoch] = permute(turns[of_epoch] % size, size, self.seed, key)
-                rows[inside[chosen]] = first + found
-        return rows
-
-    def _read(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the arguments of `_assemble` for the rows with these numbers."""
+    def read(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the arguments of `assemble` for the rows with these numbers."""
         slices_BL, first_B = self._find(rows)
         counts_B, is_pair_B = self.counts[rows].astype(np.int64), self.is_pair[rows]
         second_B, length_B = np.where(is_pair_B, first_B, counts_B) + 2, counts_B + 2 + is_pair_B
-        dtype = self.position_L.dtype
+        dtype = np.min_scalar_type(self.config.sequence_length)
         found = {
             "slices_BL": slices_BL,
             "second_B": second_B.astype(dtype),
@@ -234,7 +277,7 @@ class Examples:
     def _by_shard(self, rows: np.ndarray) -> Iterator[tuple[Shard, np.ndarray]]:
         """Yield the shards that have some of the rows, and the places of these rows (I,)."""
         order = np.argsort(rows)  # groups rows by shard; the search for borders is faster sorted
-        ends = np.searchsorted(rows, self.shard_ends[:-1], sorter=order)
+        ends = np.searchsorted(rows, self.ends[:-1], sorter=order)
         for shard, inside_B in zip(self.shards, np.split(order, ends), strict=True):
             if len(inside_B):
                 yield shard, inside_B
@@ -293,7 +336,9 @@ class Examples:
     def _number_documents(self, rows: np.ndarray, second_B: np.ndarray) -> np.ndarray:
         """Return each position's document (B, L), from 1; a [SEP] is of the token before it."""
         position_L = np.arange(self.config.sequence_length)
-        numbers_BL = np.empty((len(rows), len(position_L)), dtype=self.position_L.dtype)
+        numbers_BL = np.empty(
+            (len(rows), len(position_L)), dtype=np.min_scalar_type(len(position_L))
+        )
         for shard, inside_I in self._by_shard(rows):
             starts_I1, counts_I1 = (
                 each[rows[inside_I], None].astype(np.int64) for each in (self.starts, self.counts)
@@ -306,58 +351,75 @@ class Examples:
             numbers_BL[inside_I] = numbers_IL - numbers_IL[:, :1] + 1
         return numbers_BL
 
-    def _assemble(
-        self,
-        slices_BL: np.ndarray,
-        second_B: np.ndarray,
-        length_B: np.ndarray,
-        documents_BL: np.ndarray | None = None,
-        is_next_B: np.ndarray | None = None,
-    ) -> Batch:
-        """Return the batch of rows whose tokens, borders, documents and labels `_read` found."""
-        # [CLS] moves the first segment by one position, and [CLS] and [SEP] move the second
-        # segment by two. So a row consists of two slices of the stream.
-        ids_BL, types_BL = slices_BL[:, 1:].copy(), self.position_L >= second_B[:, None]
-        np.copyto(ids_BL, slices_BL[:, :-1], where=types_BL)
-        row_B = np.arange(len(ids_BL))
-        ids_BL[:, 0] = self.tokenizer.cls_id
-        ids_BL[row_B, second_B - 1] = self.tokenizer.sep_id
-        ids_BL[row_B, length_B - 1] = self.tokenizer.sep_id
-        real_BL = None
-        if (length_B < len(self.position_L)).any():
-            real_BL = self.position_L < length_B[:, None]
-            types_BL &= real_BL
-            np.copyto(ids_BL, self.tokenizer.pad_id, where=~real_BL)
-            if documents_BL is not None:
-                documents_BL = documents_BL * real_BL
-        return Batch(
-            torch.from_numpy(ids_BL.astype(np.int64)),
-            None if real_BL is None else torch.from_numpy(real_BL),
-            torch.from_numpy(types_BL.astype(np.int64)),
-            None if documents_BL is None else torch.from_numpy(documents_BL.astype(np.int64)),
-            None if is_next_B is None else torch.from_numpy(is_next_B),
-        )
+
+def row_tokens(config: ExamplesConfig) -> float:
+    """Return the tokens of the text that a row has on average."""
+    length, short = config.sequence_length, config.short_prob
+    mean = (1 - short) * length + short * (SHORTEST_ROW + length) / 2
+    return mean - 2 - (1 - config.single_segment_prob)
 
 
-def _share_rows(mixture: Sequence[Corpus], sizes: np.ndarray) -> np.ndarray:
-    """Return the rows of each corpus, with `sizes` rows a pass, among MIXED_ROWS of a mixture."""
-    weights = np.array(
-        [
-            corpus.repeats * size if corpus.weight is None else corpus.weight
-            for corpus, size in zip(mixture, sizes, strict=True)
-        ]
+def cut(
+    number: int, num_tokens: int, config: ExamplesConfig, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the first token, the token count and "has two segments" of each row of a shard."""
+    length = config.sequence_length
+    # A counter-based generator drawn in blocks: the cuts do not depend on available memory.
+    rng = np.random.Generator(np.random.Philox(key=[seed, number]))
+    counts, pairs, covered = [], [], 0
+    while covered < num_tokens:
+        size = max(64, (num_tokens - covered) // length + 1)
+        pair = rng.random(size) >= config.single_segment_prob
+        is_short = rng.random(size) < config.short_prob
+        target = np.where(is_short, rng.integers(SHORTEST_ROW, length + 1, size), length)
+        counts.append(target - 2 - pair)
+        pairs.append(pair)
+        covered += int(counts[-1].sum())
+    count, pair = np.concatenate(counts), np.concatenate(pairs)
+    ends = np.cumsum(count)
+    num_rows = int(np.searchsorted(ends, num_tokens)) + 1
+    count, pair = count[:num_rows], pair[:num_rows]
+    starts = ends[:num_rows] - count
+    count[-1] = num_tokens - starts[-1]
+    # Small dtypes: a plan takes 7 bytes a row.
+    small = np.min_scalar_type(length)
+    return starts.astype(np.uint32), count.astype(small), pair & (count >= 2)
+
+
+def assemble(
+    tokenizer: Tokenizer,
+    slices_BL: np.ndarray,
+    second_B: np.ndarray,
+    length_B: np.ndarray,
+    documents_BL: np.ndarray | None = None,
+    is_next_B: np.ndarray | None = None,
+) -> Batch:
+    """Return the batch of rows whose tokens, borders, documents and labels `Rows.read` found."""
+    # [CLS] moves the first segment by one position, and [CLS] and [SEP] move the second
+    # segment by two. So a row consists of two slices of the stream.
+    # The smallest dtype, because the time of a comparison grows with the width of the dtype.
+    length = slices_BL.shape[1] - 1
+    position_L = np.arange(length, dtype=np.min_scalar_type(length))
+    ids_BL, types_BL = slices_BL[:, 1:].copy(), position_L >= second_B[:, None]
+    np.copyto(ids_BL, slices_BL[:, :-1], where=types_BL)
+    row_B = np.arange(len(ids_BL))
+    ids_BL[:, 0] = tokenizer.cls_id
+    ids_BL[row_B, second_B - 1] = tokenizer.sep_id
+    ids_BL[row_B, length_B - 1] = tokenizer.sep_id
+    real_BL = None
+    if (length_B < length).any():
+        real_BL = position_L < length_B[:, None]
+        types_BL &= real_BL
+        np.copyto(ids_BL, tokenizer.pad_id, where=~real_BL)
+        if documents_BL is not None:
+            documents_BL = documents_BL * real_BL
+    return Batch(
+        torch.from_numpy(ids_BL.astype(np.int64)),
+        None if real_BL is None else torch.from_numpy(real_BL),
+        torch.from_numpy(types_BL.astype(np.int64)),
+        None if documents_BL is None else torch.from_numpy(documents_BL.astype(np.int64)),
+        None if is_next_B is None else torch.from_numpy(is_next_B),
     )
-    exact = weights / max(weights.sum(), 1e-300) * MIXED_ROWS
-    quotas = np.floor(exact).astype(np.int64)
-    largest = np.argsort(quotas - exact, kind="stable")
-    quotas[largest[: MIXED_ROWS - quotas.sum()]] += 1 if len(mixture) else 0
-    for corpus, quota in zip(mixture, quotas, strict=True):
-        require(
-            quota > 0,
-            f"the share of {corpus.name} in the mixture is less than one of {MIXED_ROWS:,} rows; "
-            f"give it more {'repeats' if corpus.weight is None else 'weight'}",
-        )
-    return quotas
 
 
 def _borders(borders: np.ndarray, places_B: np.ndarray) -> np.ndarray:
@@ -380,38 +442,3 @@ def _slices(tokens: np.ndarray, starts_B: np.ndarray, length: int) -> np.ndarray
         places = starts_B[beyond_B, None] + np.arange(length)
         slices_BL[beyond_B] = tokens[np.clip(places, 0, len(tokens) - 1)]
     return slices_BL
-
-
-def permute(places: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
-    """Return the images of these places under a pseudo-random permutation of range(size).
-
-    The permutation is a Feistel network over the next power of four, repeated until the result lies
-    in range(size). So each image is computed without the others.
-    """
-    half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
-    mask = (1 << half_bits) - 1
-    tables = _draw_rounds(half_bits, seed, epoch)
-    values = places.astype(np.int64)
-    outside = np.arange(len(values))
-    while len(outside):
-        left, right = values[outside] >> half_bits, values[outside] & mask
-        for table in tables:
-            left, right = right, left ^ table[right]
-        values[outside] = left << half_bits | right
-        outside = outside[values[outside] >= size]
-    return values
-
-
-@lru_cache(maxsize=2)
-def _draw_rounds(half_bits: int, seed: int, epoch: int) -> list[np.ndarray]:
-    """Return the round function of each of the four Feistel rounds, as a table over all halves."""
-    keys = np.random.Philox(key=[seed, epoch]).random_raw(4)
-    halves = np.arange(1 << half_bits, dtype=np.uint64)
-    return [(_mix(halves ^ key) & halves[-1]).astype(np.int64) for key in keys]
-
-
-def _mix(values: np.ndarray) -> np.ndarray:
-    """Return hashes of 64-bit integers (the finaliser of SplitMix64)."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))

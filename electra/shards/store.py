@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
@@ -61,6 +61,9 @@ SPARE_FILES, SPARE_MAPS = 256, 4096
 """Files that a process may have open besides shards, and memory maps."""
 MAX_FETCHES = 8
 """Files that `fetch_shards` copies at the same time."""
+FAILED = "failed"
+"""File of a cache that tells all processes why another file does not come."""
+WAIT_SECONDS = 0.01
 MAX_SHARD_TOKENS = 1 << 31
 """Largest `shard_tokens`. A shard ends with a whole document, whose offsets must be below 2**32."""
 
@@ -142,6 +145,10 @@ class Shard:
     """By column."""
     dtype: str
     """Of the tokens."""
+    num_bytes: dict[str, int] = field(default_factory=dict)
+    """By column."""
+    cache: Path | None = None
+    """Folder to which another thread or process copies the columns from their URL."""
 
     @cached_property
     def tokens(self) -> np.ndarray:
@@ -161,7 +168,9 @@ class Shard:
     def read(self, column: str) -> np.ndarray:
         """Return a column, whose file is fetched before if it lies at a URL."""
         path = self.path.with_name(f"{self.path.name}.{column}")
-        if is_url(path):
+        if self.cache:
+            path = _wait_for(self.cache, self.sha256[column])
+        elif is_url(path):
             path = fetch(path, self.sha256[column])
         return np.memmap(path, dtype=_column_dtype(column, self.dtype), mode="r")
 
@@ -249,7 +258,8 @@ def open_shards(folder: str | Path, *, verify: bool | Literal["anew"] = True) ->
     elif verify == "anew":
         for name, (_, sha256) in files.items():
             _require_sha256(fetch(folder / name, sha256), sha256)
-    _allow_open_files(folder, len(files))
+    if not is_url(folder):  # of others an order may read a few at a time
+        allow_open_files(folder, len(files))
     return Shards(folder, tokenizer, manifest, digest, parts["train"], parts["heldout"])
 
 
@@ -280,9 +290,12 @@ def _list_files(
         for index, entry in enumerate(manifest["parts"][part]["shards"]):
             name, sha256 = shard_name(part, index), entry["sha256"]
             name = moves.get(name, name)
-            shards.append(Shard(entry["num_tokens"], folder / name, sha256, dtype))
-            for column in COLUMNS:
-                size = entry[f"num_{column}"] * _column_dtype(column, dtype).itemsize
+            sizes = {
+                column: entry[f"num_{column}"] * _column_dtype(column, dtype).itemsize
+                for column in COLUMNS
+            }
+            shards.append(Shard(entry["num_tokens"], folder / name, sha256, dtype, sizes))
+            for column, size in sizes.items():
                 files[f"{name}.{column}"] = size, sha256[column]
         parts[part] = tuple(shards)
     return parts, files
@@ -297,7 +310,7 @@ def fetch_shards(several: Iterable[Shards], progress: Callable[[int, int], None]
         shard.sha256[column]: (shard, column)  # files with the same content are one
         for shards in several
         for shard in (*shards.train, *shards.heldout)
-        if is_url(shard.path)
+        if is_url(shard.path) and not shard.cache
         for column in COLUMNS
     }
     pool = ThreadPoolExecutor(MAX_FETCHES)
@@ -308,6 +321,15 @@ def fetch_shards(several: Iterable[Shards], progress: Callable[[int, int], None]
             progress(done, len(jobs))
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _wait_for(folder: Path, name: str) -> Path:
+    """Return a file when it is there, or raise why it does not come."""
+    while not (folder / name).exists():
+        if (folder / FAILED).exists():
+            raise UserError((folder / FAILED).read_text(encoding="utf-8"))
+        time.sleep(WAIT_SECONDS)
+    return folder / name
 
 
 def shard_name(part: str, index: int) -> str:
@@ -350,7 +372,7 @@ def _require_sha256(path: Path, sha256: str) -> None:
         raise UserError(f"{path} is damaged: its sha256 differs from the manifest's")
 
 
-def _allow_open_files(folder: Path, number: int) -> None:
+def allow_open_files(folder: Path, number: int) -> None:
     """Raise this process's limit of open files, of which a memory map needs one."""
 
     def check(needed: int, most: float, may: str, limit: str) -> None:
@@ -393,7 +415,8 @@ def _open_mixture(path: Path, *, verify: bool | Literal["anew"]) -> Shards:
         Corpus(table["shards"], len(each.train), table.get("weight"), table.get("repeats", 1))
         for table, each in zip(tables, opened, strict=True)
     )
-    _allow_open_files(path, len(COLUMNS) * sum(len(s.train + s.heldout) for s in opened))
+    here = [each for each in opened if not is_url(each.folder)]
+    allow_open_files(path, len(COLUMNS) * sum(len(s.train + s.heldout) for s in here))
     facts = [[shards.digest for shards in opened], [corpus[2:] for corpus in mixture]]
     return Shards(
         path,

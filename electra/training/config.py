@@ -262,6 +262,12 @@ class PretrainConfig(Settings):
             starts == "bert" or not model.projects_embeddings or model.embedding_size % 2 == 0,
             f"be even for train.initial_weights {starts}",
         )
+        groups = self.examples.groups
+        self.must(
+            "train.batch_size",
+            self.train.batch_size % groups == 0,
+            f"be a multiple of examples.groups {groups}",
+        )
         shared, most = self.generator.shared_layers, generator.num_hidden_layers
         self.must(
             "generator.shared_layers",

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from electra.checkpoints.bundled import find_model
 from electra.errors import UserError, command, require
+from electra.files import parse_size
 from electra.presets import PRESETS
 from electra.pretraining.resolution import resolve
 from electra.reports.glossary import describe_heldout, format_about, format_count, format_seconds
@@ -58,6 +59,7 @@ def pretrain(
     resume: Place | None = None,
     cooldown: int | timedelta | None = None,
     max_time: timedelta | None = None,
+    cache: str | None = None,
     settings: Annotated[Set, settings_of(PRESETS["tiny"])] = (),
     config: Toml = None,
     dry_run: DryRun = False,
@@ -85,6 +87,9 @@ def pretrain(
             is the finished run; RUN stays as it is and can go on.
         max_time: Time after which the run writes a checkpoint and stops, such as 3h or 90m, for
             queues with a time limit. The exit status is then 0.
+        cache: Room on this machine's disk for shards at a URL, such as 200GB, with --set
+            examples.order=window. They are copied when they are needed; without a cache all of them
+            before the first step.
         show: Called with each record of metrics.jsonl.
 
     Returns:
@@ -98,6 +103,7 @@ def pretrain(
     ]
     seconds = math.inf if max_time is None else max_time.total_seconds()
     require(seconds > 0, f"--max-time must be > 0, not {max_time}")
+    limits = seconds, None if cache is None else parse_size(cache)
     if resume is not None:
         require(
             not given and config is None and preset is None and recipe is None,
@@ -120,15 +126,20 @@ def pretrain(
         raise Planned(job.settings, job.action)
     run = job.run or out
     assert run is not None
-    results = job.finished or _train(job, run, shards, resume, seconds, show)
+    results = job.finished or _train(job, run, shards, resume, limits, show)
     _print_results(run, results, "read" if job.finished else "wrote")
     return results
 
 
 def _train(
-    job: "_Job", run: Path, shards: Path | None, resume: Path | None, seconds: float, show: Show
+    job: "_Job",
+    run: Path,
+    shards: Path | None,
+    resume: Path | None,
+    limits: tuple[float, int | None],
+    show: Show,
 ) -> dict[str, Any]:
-    """Train, and show the records of the run."""
+    """Train within limits of seconds and of the cache, and show the records of the run."""
     from electra.pretraining.loop import pretrain as run_pretrain
     from electra.pretraining.loop import resume as run_resume
 
@@ -142,9 +153,9 @@ def _train(
             show(record)
 
         if resume is not None:
-            return run_resume(run, tell, shards, seconds, job.end)
+            return run_resume(run, tell, shards, limits[0], job.end, limits[1])
         assert shards is not None
-        return run_pretrain(shards, run, job.settings, tell, seconds)
+        return run_pretrain(shards, run, job.settings, tell, *limits)
 
 
 class _Job(NamedTuple):
@@ -243,27 +254,40 @@ def _print_results(run: Path, results: dict[str, Any], did: str) -> None:
 
 @verb
 def plan(
+    shards: Place | None = None,
     *,
     preset: Annotated[str, PRESET, Parameter(help=f"One of {', '.join(PRESETS)}.")] = "small",
     recipe: Recipe = None,
     steps: int | None = None,
     init_from: InitFrom = None,
     probe_seconds: float = 10,
+    cache: str | None = None,
+    bandwidth: str = "125MB",
+    price: tuple[float, float] | None = None,
     settings: SetPretraining = (),
     config: Toml = None,
 ) -> "Plan":
     """Estimate the time and memory of a pre-training run from steps timed on this machine.
 
+    Of shards it also tells what a machine copies from the store: bytes, requests, and what waits
+    for them. Shards on this machine are taken for some at a URL.
+
     Example: electra plan --preset small --steps 100000
 
     Args:
+        shards: A shards folder, or its URL, of which only the manifest is read.
         steps: Optimizer steps of the run; the same as --set train.steps=N.
         probe_seconds: Seconds for which steps are timed.
+        cache: As of `electra pretrain`.
+        bandwidth: Bytes a second from the store, by which the time before the first step is told.
+        price: What a GB and what 1,000 requests cost.
 
     Returns:
-        Parameters, tokens, FLOPs, memory (bytes), seconds, and the device that they are of.
+        Parameters, tokens, FLOPs, memory (bytes), seconds, and the device that they are of; of
+        shards also the traffic.
     """
     from electra.pretraining.plan import plan as run_plan
+    from electra.shards.traffic import describe_traffic, estimate_traffic
 
     require(
         0 < probe_seconds < math.inf, f"--probe-seconds must be > 0 and finite, not {probe_seconds}"
@@ -273,18 +297,43 @@ def plan(
         *([f"train.steps={steps}"] if steps is not None else []),
         *([f"train.init_from={init_from}"] if init_from else []),
     ]
+    sizes = None if cache is None else parse_size(cache), parse_size(bandwidth)
+    require(shards is not None or (cache, price) == (None, None), "--cache and --price need SHARDS")
     resolved = resolve(preset, recipe, given, toml=as_path(config), note=print_note)
+    traffic = None
+    if shards is not None:
+        from electra.pretraining.start import fit_to_shards
+        from electra.shards.store import open_shards
+
+        opened = open_shards(shards, verify=False)
+        resolved = fit_to_shards(resolved, opened)
+        amount = resolved.train.seed, resolved.train.steps, resolved.train.batch_size
+        traffic = estimate_traffic(opened, resolved.examples, sizes[0], *amount)
     with Progress("timing steps", unit="seconds") as progress:
         found = run_plan(
             resolved,
             probe_seconds,
             lambda seconds: progress.update(round(seconds), round(probe_seconds)),
         )
-    train, length = resolved.train, resolved.examples.sequence_length
-    rows = [
+    rows = _list_costs(found, resolved)
+    if traffic:
+        rows += describe_traffic(traffic, found.seconds, sizes[1], price)
+        found = found._replace(traffic=traffic)
+    print_table(rows, ["what", "how much"])
+    _note_time(resolved, seconds=found.seconds)
+    words = ("--preset", preset, "--out", "run", *repeat(given, as_path(config), recipe))
+    words = (*words, *(["--cache", cache] if cache else []))
+    print_done("planned", command("pretrain", shards or "SHARDS", *words))
+    return found
+
+
+def _list_costs(found: "Plan", settings: PretrainConfig) -> list[tuple[str, str]]:
+    """Return the rows of the table of a plan."""
+    batch = f"{settings.train.batch_size} x {settings.examples.sequence_length}"
+    return [
         ("parameters of the kept encoder", f"{found.kept_parameters:,}"),
         ("parameters in training", f"{found.parameters:,}"),
-        ("steps", f"{found.steps:,} of {train.batch_size} x {length}"),
+        ("steps", f"{found.steps:,} of {batch}"),
         ("tokens", format_count(found.tokens)),
         ("FLOPs, true count", f"{found.flops['true']:.3e}"),
         ("FLOPs, the paper's count", f"{found.flops['paper']:.3e}"),
@@ -293,11 +342,6 @@ def plan(
         ("time, about", format_seconds(found.seconds)),
         ("on", found.device),
     ]
-    print_table(rows, ["what", "how much"])
-    _note_time(resolved, seconds=found.seconds)
-    words = ("--preset", preset, "--out", "run", *repeat(given, as_path(config), recipe))
-    print_done("planned", command("pretrain", "SHARDS", *words))
-    return found
 
 
 @verb
