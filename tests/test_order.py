@@ -14,8 +14,9 @@ from electra.assignments import override
 from electra.pretraining.loop import pretrain
 from electra.shards.config import ExamplesConfig
 from electra.shards.examples import Examples, row_tokens
-from electra.shards.order import MIXED_ROWS, Mixing, WindowOrder, permute
+from electra.shards.order import MIXED_ROWS, Mixing, permute
 from electra.shards.store import Corpus, open_shards
+from electra.shards.windows import WindowOrder
 
 SIZES = st.lists(st.integers(1, 20), min_size=4, max_size=30)
 WINDOW = {"window": st.integers(2, 9), "groups": st.sampled_from([1, 2, 4])}

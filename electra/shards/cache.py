@@ -30,8 +30,9 @@ from electra.files import LOCK, cache_folder, format_size, hold, make_folder, wr
 from electra.objects import TRUSTED_SECONDS, fetch, is_url
 from electra.processes import Place
 from electra.shards.examples import Examples
-from electra.shards.order import GlobalOrder, Use, WindowOrder, groups_of
+from electra.shards.order import GlobalOrder, groups_of
 from electra.shards.store import FAILED, MAX_FETCHES, Shard
+from electra.shards.windows import Use, WindowOrder
 
 NAME = re.compile("[0-9a-f]{64}")
 HALVES = 3

@@ -71,7 +71,7 @@ class ExamplesConfig(Settings):
     order: Literal["global", "window"] = "global"
     """global: one permutation of all rows an epoch, for which all shards are on this machine's
     disk. window: rows of `window` shards at a time, for a corpus that is larger than the memory or
-    the disk (shards/order.py). Other weights result; docs/CORPUS.md has what is lost."""
+    the disk (shards/windows.py). Other weights result; docs/CORPUS.md has what is lost."""
     window: Annotated[int, AtLeast(2)] = 64
     """Shards of a corpus whose rows are mixed, of each group; windows overlap by half."""
     groups: Annotated[int, AtLeast(1)] = 1

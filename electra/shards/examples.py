@@ -19,6 +19,7 @@ and drops the remainder (docs/DEVIATIONS.md).
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,9 +27,12 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from electra.model.batch import Batch
 from electra.shards.config import ExamplesConfig
-from electra.shards.order import GlobalOrder, Mixing, WindowOrder, groups_of
+from electra.shards.order import GlobalOrder, Mixing, groups_of
 from electra.shards.store import COLUMNS, Corpus, Shard, allow_open_files
 from electra.tokenizing.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from electra.shards.windows import WindowOrder
 
 SHORTEST_ROW = 5
 """Tokens of the shortest row drawn by `short_prob`. Source: ExampleBuilder._create_example."""
@@ -80,24 +84,26 @@ class Examples:
         self.groups = groups_of(self.order.groups, part[0], part[0] + 1, part[1])
         """The groups whose rows are read."""
         num_open = len(shards)
-        if isinstance(self.order, WindowOrder):
+        if config.order == "window":
             num_open = min(num_open, config.window * len(self.corpora) * len(self.groups))
         files = len(COLUMNS) * min(2 * num_open, len({shard.path for shard in shards}))
         allow_open_files(shards[0].path.parent, files)
         length = config.sequence_length
         self.block_rows = max(BLOCK_ROWS, min(ROWS_OF_SHARD * num_open, BLOCK_TOKENS // length))
-        if isinstance(self.order, WindowOrder):  # rows of two half windows, or three, not of more
+        if config.order == "window":  # rows of two half windows, or three, not of more
             of_shard = min(self.order.mixing.sizes / self.corpora)
             half_window = int(config.window // 2 * of_shard * self.order.groups)
             self.block_rows = max(1, min(self.block_rows, half_window))
 
-    def _order(self, mixture: Sequence[Corpus]) -> GlobalOrder | WindowOrder:
+    def _order(self, mixture: Sequence[Corpus]) -> "GlobalOrder | WindowOrder":
         """Return the order; the global one has all cuts at once, the other those of a window."""
         ends = np.cumsum(self.corpora)
         num_tokens = np.array([shard.num_tokens for shard in self.shards])
         if self.config.order == "global":
             rows = self.open[()] = self._cut(range(len(self.shards)))
             return GlobalOrder(Mixing(mixture, np.diff(rows.ends[ends - 1], prepend=0), self.seed))
+        from electra.shards.windows import WindowOrder
+
         expected = np.add.reduceat(
             num_tokens / row_tokens(self.config), (ends - self.corpora).tolist()
         )
@@ -132,9 +138,9 @@ class Examples:
         self.on_read(-1, numbers)
         return [replace(self.shards[number]) for number in numbers]
 
-    def forecast(self) -> WindowOrder:
+    def forecast(self) -> "WindowOrder":
         """Return the order of windows by expected rows, for which no shard is cut."""
-        assert isinstance(self.order, WindowOrder)
+        assert not isinstance(self.order, GlobalOrder)
         return self.order.expect(row_tokens(self.config))
 
     def __len__(self) -> int:
