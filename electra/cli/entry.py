@@ -131,6 +131,10 @@ def main(tokens: Sequence[str] | None = None) -> None:
             signal.signal(number, signal.default_int_handler)
         if hasattr(signal, "SIGUSR1"):  # asks a run to save, also one that only begins
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        if "OMP_WAIT_POLICY" not in os.environ:
+            # torch's threads wait for each other by spinning, for milliseconds. Where another
+            # program has one of their cores, the others spin in vain until it gives the core back.
+            os.environ.setdefault("GOMP_SPINCOUNT", "10000")
         _open_streams()
     try:
         status = _run(sys.argv[1:] if tokens is None else tokens)
