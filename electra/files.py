@@ -17,7 +17,7 @@ import stat
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from electra.errors import UserError, require
@@ -102,6 +102,12 @@ def put(source: Path, target: Path) -> None:
     sync_all(source)
     source.replace(target)
     sync(target.parent)
+
+
+def is_inside(name: str) -> bool:
+    """Return whether a name that a file gives leads to a place in its folder."""
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts
 
 
 def make_folder(folder: Path) -> None:

@@ -11,7 +11,7 @@ from stores import BUCKET
 from electra.assignments import override
 from electra.checkpoints import copies
 from electra.checkpoints.copies import Copier, fetch_copy
-from electra.files import make_folder, write_facts
+from electra.files import make_folder, read_object, write_facts, write_json
 from electra.objects import list_sizes, place_of
 from electra.pretraining.loop import pretrain
 
@@ -93,4 +93,8 @@ def test_a_slow_store_leaves_checkpoints_out_and_blocks_nothing(run, tmp_path, m
     damaged = tmp_path / "store/step-00000003/checkpoints/step-00000003/model.safetensors"
     damaged.write_text("step-0000000x")
     refuse("model.safetensors is damaged", fetch_copy, url, tmp_path / "again")
+    commit = tmp_path / "store/step-00000003.json"
+    for name in ("../out", f"{tmp_path}/out"):
+        write_json(commit, read_object(commit) | {"sha256": {name: "0" * 64}})
+        refuse("is no file of a run", fetch_copy, url, tmp_path / "again")
     assert not (tmp_path / "again").exists()

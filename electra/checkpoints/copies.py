@@ -1,4 +1,4 @@
-"""Copies of a run in a store, one for each checkpoint, from which the run goes on elsewhere.
+"""Copies of a run in a store, one for each checkpoint, from which the run continues elsewhere.
 
     URL/step-00001000/...      the checkpoint, with what else of the run folder continues it
     URL/step-00001000.json     the sha256 of each of these files, and of the run's first session
@@ -19,7 +19,14 @@ from typing import TypedDict
 
 from electra.checkpoints.manifest import read_manifest
 from electra.errors import UserError, require
-from electra.files import make_folder, new_folder, parse_object, sha256_facts, sha256_file
+from electra.files import (
+    is_inside,
+    make_folder,
+    new_folder,
+    parse_object,
+    sha256_facts,
+    sha256_file,
+)
 from electra.objects import copy_object, is_url, list_sizes, place_of, read_bytes, send, send_new
 from electra.shapes import check_shape
 
@@ -50,7 +57,8 @@ def fetch_copy(url: Path, run: Path) -> bool:
         return False
     with new_folder(run) as folder:
         for file, sha256 in _read_commit(url / f"{name}.json")["sha256"].items():
-            require(".." not in file, f"{url / name}.json is damaged: {file!r} is no file of a run")
+            told = f"{url / name}.json is damaged: {file!r} is no file of a run"
+            require(is_inside(file), told)
             make_folder((folder / file).parent)
             copy_object(url / name / file, folder / file, sha256)
     return True
@@ -105,13 +113,13 @@ class Copier:
         for name in names:
             send(folder / name, self.url / folder.name / name)
         content = json.dumps({"began": self.began, "sha256": hashes}, indent=2).encode()
-        told = f"{commit} was written by another process meanwhile: does the run go on twice?"
+        told = f"{commit} was written by another process meanwhile: is the run continued twice?"
         require(send_new(content, commit), told)
 
     def tell(self) -> None:
         """Warn if a checkpoint could not be sent."""
         if self.failure:
-            told = f"a checkpoint was not copied: {self.failure}; the run goes on"
+            told = f"a checkpoint was not copied: {self.failure}; the run continues"
             self.failure = ""
             warnings.warn(told, stacklevel=2)
 

@@ -35,7 +35,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 import numpy as np
 
 from electra.errors import UserError, require
-from electra.files import parse_object, read_object, sha256_file, write_json
+from electra.files import is_inside, parse_object, read_object, sha256_file, write_json
 from electra.objects import TRUSTED_SECONDS, fetch, fetched, is_url, place_of, read_bytes
 from electra.settings import AtLeast
 from electra.shapes import check_shape
@@ -272,9 +272,8 @@ def read_moves(folder: Path) -> dict[str, str]:
     moves = parse_object(content, folder / MOVES) if content is not None else {}
     check_shape(moves, dict[str, str], folder / MOVES)
     for place in moves.values():
-        require(
-            ".." not in place, f"{folder / MOVES} is damaged: {place} is no place in the folder"
-        )
+        told = f"{folder / MOVES} is damaged: {place} is no place in the folder"
+        require(is_inside(place), told)
     return moves
 
 

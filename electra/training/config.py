@@ -110,7 +110,7 @@ class TrainConfig(Settings):
     steps. 0: none."""
     copy_to: str = ""
     """URL, such as s3://bucket/run, to which each checkpoint is copied in the background, with what
-    else continues the run. A run that is not on this machine goes on from the newest copy. Where
+    else continues the run. A run that is not on this machine continues from the newest copy. Where
     copying takes longer than save_every steps, checkpoints are left out. Empty: no copies."""
     tracker: Literal["none", "wandb", "trackio"] = "none"
     """Where the records of metrics.jsonl and the settings go as well: to Weights & Biases, or to
