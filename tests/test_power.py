@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import SMALL, words_of
 
-from benchmarks.power import MODELS, rebuild, recording
+from benchmarks.power import MODELS, rebuild, recording, write_state
+from benchmarks.trials import is_same
 from electra.checkpoints.checkpoint import find_checkpoint, list_checkpoints, write_checkpoint
+from electra.cli import main
 from electra.errors import UserError
 from electra.files import check_hashes, make_folder, new_file, new_folder, write_hashes, write_text
 
@@ -117,6 +120,43 @@ def test_an_error_of_an_open_file_has_its_name(tmp_path):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         assert failure.value.filename == str(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
+
+
+SLOW = [pytest.param(verb, marks=pytest.mark.slow) for verb in ("prepare", "finetune")]
+
+
+@pytest.mark.parametrize("verb", ["tokenizer", "pretrain", "export", *SLOW])
+def test_a_command_that_was_cut_off_is_done_by_the_same_command(
+    run, toy_text, toy_tokenizer, toy_shards, toy_question, tmp_path, capsys, verb
+):
+    """The last states of all models are whole; of those before it some are tried."""
+    root, out = tmp_path / "disk", tmp_path / "disk/out"
+    root.mkdir()
+    toy_tokenizer.save(tmp_path / "vocabulary")
+    given = {
+        "tokenizer": [toy_text, "--set", "vocab_size=120"],
+        "prepare": [toy_text, "--tokenizer", tmp_path / "vocabulary", "--set", "workers=1",
+                    "heldout_prob=0.1", "task_bytes=8000"],
+        "pretrain": [toy_shards, "--set", *words_of(SMALL), "train.steps=6", "train.save_every=2",
+                     "train.keep_checkpoints=1"],
+        "finetune": [run, "--task", "own", "--data", toy_question, "--seeds", "2", "--set",
+                     "epochs=1", "threads=1", "reseeds=0"],
+        "export": [run],
+    }[verb]  # fmt: skip
+    words = [verb, *map(str, given), "--out", str(out)]
+    states = {}
+    for state, is_done in list_states(root, tmp_path, lambda: main(words)):
+        states.setdefault(frozenset(state.items()), (state, is_done))
+    shutil.move(out, tmp_path / "whole")
+    last = [state for state, is_done in states.values() if is_done]
+    before = [state for state, is_done in states.values() if not is_done]
+    for state in [*last, *random.Random(0).sample(before, 6)]:
+        write_state(root, state)
+        if state in last or (out.exists() and verb != "pretrain"):
+            assert is_same(tmp_path / "whole", out)
+        if not out.exists() or verb in ("pretrain", "finetune"):
+            main(words)
+        assert is_same(tmp_path / "whole", out)
 
 
 @pytest.fixture(scope="module")
