@@ -27,12 +27,14 @@ from electra.checkpoints.folder import read_model
 from electra.checkpoints.names import expand_classifier
 from electra.files import write_json
 from electra.finetuning.loop import finetune
+from electra.inference.models import load_models
 from electra.inference.predict import Answers, list_json, list_rows, load_model, write_answers
 from electra.interop.export import describe_finetuned, export
 from electra.tasks.record import number_records
 from electra.tasks.registry import read_inputs, restore_family
 from electra.tasks.rows import make_batch
 from electra.text.tables import TABLE_FORMATS
+from electra.training.machine import Machine
 from electra.verification.verify import verify
 
 CPU = torch.device("cpu")
@@ -360,6 +362,33 @@ def test_long_texts_are_cut_and_counted_and_progress_is_told(runs, tmp_path):
     assert [done for done, _ in told] == sorted({done for done, _ in told})
     assert len(told) > 2
     assert told[-1] == (151, 151)
+
+
+MANY = "queen " * 99
+CUT = {
+    "numbers": ({"text_a": "a", "text_b": "a boat"}, {"text_b": MANY}),
+    "choices": ({"context": "a day", "choices": ["a", "b", "x"]}, {"choices": ["a", "b", MANY]}),
+    "tags": ({"tokens": ["queen"] * 99}, {"tokens": ["a", "sailor" * 16]}),
+    "plain": ({"question": "who", "context": MANY}, {"question": MANY}),
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_a_service_marks_what_is_cut_and_shows_no_text_of_dev(runs, name):
+    """Whatever the kind of task; what windows read whole is not cut."""
+    own, other = (
+        load_models([runs / name], Machine(), shows_dev=shown)[name] for shown in (False, True)
+    )
+    whole, change = CUT[name]
+    answers = own.predict(own.model.parse([whole, whole | change, whole]))
+    assert [each["is_cut"] for each in answers] == [False, True, False]
+    (record,) = own.describe()["examples"]
+    assert len(own.predict(own.model.parse([record]))) == 1
+    dev = (runs / DEV_FILES[name]).read_text()
+    assert not any(text in dev for text in record.values() if isinstance(text, str))
+    of_dev = other.describe()["examples"]
+    assert of_dev == list(read_finetuned(runs / name).facts["examples"])
+    assert record not in of_dev
 
 
 REFUSED = [

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,6 +23,7 @@ from electra.inference.network import LoadedEncoder, LoadedNetwork, load_kept, l
 from electra.inference.predict import FinetunedModel, load_model
 from electra.inference.search import Hit, Index, Searcher, open_index, search
 from electra.reports.tokens import Word
+from electra.tasks.choice import MultipleChoice
 from electra.tasks.retrieval import Retrieval
 from electra.text.streams import stamp_of
 from electra.training.machine import Machine
@@ -209,8 +211,11 @@ class TaskModel:
         }
 
     def _example(self) -> dict[str, Any]:
-        fields = self.model.network.family.fields
-        return {field: TRY[field] for field in fields if field in TRY}
+        family = self.model.network.family
+        example = {field: TRY[field] for field in family.fields if field in TRY}
+        if isinstance(family, MultipleChoice):
+            example["choices"] = list(islice(cycle(TRY["choices"]), family.num_choices))
+        return example
 
     def predict(self, examples: list[Any]) -> Sequence[Any]:
         """Answer parsed records, those of several requests together; `is_cut` marks cut ones."""
