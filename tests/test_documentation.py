@@ -23,6 +23,7 @@ from electra.method.config import MethodConfig
 from electra.model.config import EncoderConfig
 from electra.presets import PRESETS
 from electra.pretraining.loop import pretrain
+from electra.reproduce.suite import Ordering, Published, Row, Suite
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.glue import DIAGNOSTIC, GLUE
 from electra.training.config import PretrainConfig
@@ -251,6 +252,27 @@ def test_settings_exist(page):
         for section, name in re.findall(r"(?<![\w./])(\w+)\.(\w+)(?![\w./])", code):
             if section in SECTIONS and name not in ("py", "safetensors", "tsv", "txt"):
                 assert name in SECTIONS[section] | own, code
+
+
+def test_every_key_of_a_suite_is_described():
+    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", (ROOT / "docs/REPRODUCE.md").read_text(), re.M)
+    (start,) = [number for number, (keys, _) in enumerate(rows) if keys.startswith("`title`")]
+    told = {name: rest for keys, rest in rows[start:] for name in re.findall(r"`(\w+)`", keys)}
+    assert {each.name for each in dataclasses.fields(Suite)} == told.keys()
+    for name, kind in (("rows", Row), ("orderings", Ordering), ("published", Published)):
+        keys = {each.name for each in dataclasses.fields(kind)}
+        assert keys <= {*re.findall(r"`(\w+)`", told[name])}, name
+
+
+@pytest.mark.parametrize("page", [PAGES[0], PAGES[2]], ids=lambda page: page.parent.name)
+def test_statements_about_tasks_are_about_rows_of_the_table(page):
+    (block,) = re.findall(r"<!-- results:begin -->(.*?)<!-- results:end", page.read_text(), re.S)
+    tasks = {*re.findall(r"^\| ([\w.-]+(?: after [\w-]+)?) \|", block, re.MULTILINE)}
+    told = re.findall(r"([\w.-]+(?: after [\w-]+)?) \([+-]\d", block)
+    for listed in re.findall(r"(?:above both|between|below both) for (.*?)[;.](?: |$)", block):
+        told += listed.split(", ")
+    assert len(told) > 9
+    assert {*told} <= tasks
 
 
 def test_results_are_what_the_command_writes(tmp_path):
