@@ -8,7 +8,7 @@ import warnings
 import pytest
 from commands import succeed
 from refusals import refuse
-from tasks import PowerCut, cut_at, ignore, small_finetune
+from tasks import PowerCut, cut_at, ignore, small_finetune, write_files
 
 from electra.assignments import override
 from electra.finetuning.grid import CHOSEN_ON_DEV, combine, search, tabulate
@@ -129,13 +129,21 @@ def test_what_does_not_fit_is_refused_before_anything_runs(
 
 
 def test_the_verb(start, toy_question, tmp_path, capsys):
-    words = ["finetune", start, "--task", "own", "--data", toy_question, "--out", tmp_path / "out"]
-    words += ["--set", "epochs=1", "threads=1", "--grid", "learning_rate=1e-3,3e-3"]
-    printed = succeed(capsys, *words, "--dry-run").out
+    for split in ("train", "dev"):
+        header, *rows = (toy_question / f"{split}.tsv").read_text().splitlines()
+        rows = [f"when\t{header}", *(f"{number}\t{row}" for number, row in enumerate(rows))]
+        write_files(tmp_path / "task", {f"{split}.tsv": "\n".join(rows)})
+    words = ["finetune", start, "--task", "own", "--data", tmp_path / "task"]
+    words += ["--out", tmp_path / "out", "--set", "epochs=1", "threads=1"]
+    words += ["--grid", "learning_rate=1e-3,3e-3"]
+    printed, told = succeed(capsys, *words, "--dry-run")
+    unread = "note: columns that are not read: when (read: "
+    assert unread in told
     assert "fine-tune once with each of learning_rate=1e-3 learning_rate=3e-3" in printed
     assert "(columns text, label; 160 in train, 60 in dev; labels of train: " in printed
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["task"]
     printed, told = succeed(capsys, *words)
+    assert unread in told
     best = json.loads((tmp_path / "out/results.json").read_text())["best"]
     settings = json.loads((tmp_path / "out" / best / "config.json").read_text())["config"]
     assert settings["reseeds"] == 0
