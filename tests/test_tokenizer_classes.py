@@ -370,7 +370,9 @@ def make_words():
 def test_hostile_files_are_one_line(tmp_path, capfd, name):
     state = json.loads(make_words().to_str()) | DAMAGES[name]
     (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    began = time.monotonic()
     refuse(str(tmp_path), Tokenizer.load, tmp_path)
+    assert time.monotonic() - began < foreign.TRIAL_SECONDS + 10  # and the start of a process
     assert capfd.readouterr().err == ""
 
 
