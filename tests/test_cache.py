@@ -212,6 +212,15 @@ def test_what_cannot_be_cached_is_one_line(many_shards, site, toy_config, folder
         refuse("is in use by process", read, IN_WINDOWS, 10**9)
 
 
+def test_a_cache_of_shards_on_this_machine_is_told(many_shards, toy_config):
+    examples = make_examples(many_shards, toy_config)
+    with (
+        pytest.warns(UserWarning, match="--cache has no effect"),
+        cached(examples, 1, 1, 8, Place()),
+    ):
+        pass
+
+
 def test_sizes_are_words():
     assert [parse_size(word) for word in ("200GB", "1.5 tb", "12M", "7")] == [
         200 * 10**9, 15 * 10**11, 12 * 10**6, 7,

@@ -16,6 +16,7 @@ import math
 import re
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -209,11 +210,15 @@ def cached(
 ) -> Iterator[None]:
     """Keep the shards at URLs that the steps read in a cache of this size, bytes.
 
-    Without shards at URLs nothing is done. With order=global a corpus that does not fit is refused.
+    Without shards at URLs a note says that there is nothing to keep. With order=global a corpus
+    that does not fit is refused.
     """
     files = size_files(examples.shards)
     total = sum({name: each for of_shard in files for name, each in of_shard.items()}.values())
     if not total:
+        if place.rank == 0:
+            told = "--cache has no effect: it is for shards at a URL, and these are on this machine"
+            warnings.warn(told, stacklevel=2)
         yield
         return
     if isinstance(examples.order, GlobalOrder):
