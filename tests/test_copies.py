@@ -24,7 +24,8 @@ def config_of(toy_config, url, **more):
     return override(toy_config, [f"train.{name}={value}" for name, value in settings.items()])
 
 
-def test_another_machine_goes_on_from_the_newest_copy(toy_shards, toy_config, tmp_path, proxy):
+@pytest.mark.filterwarnings("ignore:resuming")
+def test_another_machine_continues_from_the_newest_copy(toy_shards, toy_config, tmp_path, proxy):
     url = f"s3://{BUCKET}/{tmp_path.name}"
     proxy.add("expired", "PUT", "step-00000012.json", times=1000)  # the machine is lost before
     config = config_of(toy_config, url)
