@@ -1,4 +1,4 @@
-"""Copies of a run in a store: another machine goes on from the newest, with the same bits."""
+"""Copies of a run in a store: another machine continues from the newest, with the same bits."""
 
 import json
 import threading

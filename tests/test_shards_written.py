@@ -102,7 +102,7 @@ def test_shards_at_a_url_are_those_on_a_disk(local, tokenizer, text, url, tmp_pa
     prepare([text], tokenizer, url, settings)
     assert contents_of(url) == local(settings)
     refuse(f"{url} exists already", prepare, [text], tokenizer, url, settings)
-    # A copy of all that is at the URL is a shards folder, too.
+    # A copy of all that is at the URL is also a folder of shards.
     shutil.copytree(tmp_path / "store/shards", tmp_path / "copy")
     assert contents_of(tmp_path / "copy") == local(settings)
     assert {claim.status for claim in verify(tmp_path / "copy")} == {"ok", "not checked"}

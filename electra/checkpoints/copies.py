@@ -40,7 +40,7 @@ class Commit(TypedDict):
     """The JSON file of a copy."""
 
     began: str
-    """Of the run's first session, by which two runs are told apart."""
+    """sha256 of the run's first session: two runs differ in it."""
     sha256: dict[str, str]
 
 

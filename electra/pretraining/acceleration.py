@@ -244,7 +244,7 @@ def compile_options(train: TrainConfig) -> dict[str, Any]:
     """Return the options of torch.compile, by torch's names."""
     return {
         "combo_kernels": train.combine_kernels,
-        # Blocks of one size for rows and column sums would hold 114 registers instead of 56.
+        # With blocks of one size for rows and column sums a kernel would hold more registers.
         "combo_kernel_per_subkernel_blocks": True,
         "triton.enable_pdl": train.dependent_launch,
         "max_autotune_gemm": train.autotune,

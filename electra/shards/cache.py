@@ -1,6 +1,6 @@
 """A cache of shards, for a corpus that is larger than the disk. It knows what comes.
 
-With order=window the seed tells which shards each step reads. So the files are copied from their
+With order=window the seed determines which shards each step reads. So files are copied from their
 URL in the order of their first use, and for a file without room the one goes whose next use is
 farthest, which is the best choice there is (Belady 1966). `Keeper` makes these choices without any
 file; `electra plan` asks it as well. `cached` runs it: one thread of one process copies for all

@@ -7,7 +7,7 @@
 
 Everything lies in `<out>.incomplete` until the last step. At a URL the pieces are where they stay,
 each finished by its record, and the manifest comes last; both are written once. A preparation that
-was interrupted goes on with the same command: finished pieces whose hashes are right are not done
+was interrupted continues with the same command: finished pieces whose hashes are right are not done
 again. The shards are the same bytes for every way, number of processes and interruption.
 """
 

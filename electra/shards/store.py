@@ -62,7 +62,7 @@ SPARE_FILES, SPARE_MAPS = 256, 4096
 MAX_FETCHES = 8
 """Files that `fetch_shards` copies at the same time."""
 FAILED = "failed"
-"""File of a cache that tells all processes why another file does not come."""
+"""File of a cache with the reason why another file is missing, for all processes."""
 WAIT_SECONDS = 0.01
 MAX_SHARD_TOKENS = 1 << 31
 """Largest `shard_tokens`. A shard ends with a whole document, whose offsets must be below 2**32."""

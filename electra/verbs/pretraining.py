@@ -269,7 +269,7 @@ def plan(
 ) -> "Plan":
     """Estimate the time and memory of a pre-training run from steps timed on this machine.
 
-    Of shards it also tells what a machine copies from the store: bytes, requests, and what waits
+    For shards it also shows what a machine copies from the store: bytes, requests, and what waits
     for them. Shards on this machine are taken for some at a URL.
 
     Example: electra plan --preset small --steps 100000

@@ -171,12 +171,12 @@ def add_norm(
     Args:
         x_MH: Residual; as y, contiguous.
         y_MH: Product, to which the bias is still to be added.
-        bias_H: Of the product.
-        weight_H: Of the norm, float32.
+        bias_H: Bias of the product.
+        weight_H: Weight of the norm, float32.
         shift_H: Bias of the norm, float32.
         seed: Seed of the dropout, int64, one element.
         prob: Probability with which dropout zeroes an element, to 1 / 131072.
-        eps: Of the norm.
+        eps: Added to the variance of a row.
     """
     out_MH = torch.empty_like(x_MH)
     statistics_M2 = x_MH.new_empty(len(x_MH), 2, dtype=torch.float32)
@@ -210,11 +210,9 @@ def add_norm_backward(
     Without dropout the gradient of y is that of x, and the second result is empty.
     """
     numbers, constants = _describe(x_MH, prob)
-    grid = (min(NUM_PROGRAMS, triton.cdiv(len(x_MH), constants["ROWS"])),)
-    grad_x_MH, grad_y_MH = torch.empty_like(x_MH), _empty_unless(x_MH, prob)
-    sums_P3H = x_MH.new_empty(grid[0], 3, x_MH.shape[1], dtype=torch.float32)
+    grad_x_MH, grad_y_MH, sums_P3H = _make_gradients(x_MH, prob)
     with torch.cuda.device_of(x_MH):
-        _add_norm_backward[grid](
+        _add_norm_backward[(len(sums_P3H),)](
             *(grad_MH, x_MH, y_MH, bias_H, weight_H, seed, statistics_M2),
             *(grad_x_MH, grad_y_MH, sums_P3H, *numbers),
             **constants,
@@ -223,21 +221,13 @@ def add_norm_backward(
 
 
 @add_norm_backward.register_fake
-def _(
-    grad_MH: Tensor,
-    x_MH: Tensor,
-    y_MH: Tensor,
-    bias_H: Tensor,
-    weight_H: Tensor,
-    seed: Tensor,
-    statistics_M2: Tensor,
-    prob: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    M, H = x_MH.shape
-    rows = max(1, ELEMENTS // max(64, triton.next_power_of_2(H)))
+def _(grad_MH: Tensor, x_MH: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _make_gradients(x_MH, others[-1])
+
+
+def _make_gradients(x_MH: Tensor, prob: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return room for what `add_norm_backward` returns."""
+    (M, H), rows = x_MH.shape, _describe(x_MH, prob)[1]["ROWS"]
     sums_P3H = x_MH.new_empty(min(NUM_PROGRAMS, -(-M // rows)), 3, H, dtype=torch.float32)
-    return torch.empty_like(x_MH), _empty_unless(x_MH, prob), sums_P3H
-
-
-def _empty_unless(x_MH: Tensor, prob: float) -> Tensor:
-    return torch.empty_like(x_MH) if prob > 0 else x_MH.new_empty(0)
+    grad_y_MH = torch.empty_like(x_MH) if prob > 0 else x_MH.new_empty(0)
+    return torch.empty_like(x_MH), grad_y_MH, sums_P3H

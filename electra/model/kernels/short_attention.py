@@ -26,7 +26,7 @@ LEAST_BLOCK = 32
 """Least padded length, for `_find_kept`."""
 HIDDEN = tl.constexpr(-16384.0)
 """Score of what a mask hides, in base 2: every exponential of it is 0, and beside it a float32
-still tells the number of positions of a row in which everything is hidden."""
+still gives the number of positions of a row in which everything is hidden."""
 
 
 @triton.jit
