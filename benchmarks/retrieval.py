@@ -146,7 +146,7 @@ def ask_model(runs: Path, name: str, seed: int, corpus: str) -> dict[str, Any]:
     searcher = load_searcher(read_finetuned(runs / name, seed))
     index, (queries, own) = open_index(folder, searcher), read_queries(runs)
     began = time.perf_counter(), time.process_time()
-    found = search(searcher, index, queries, FOUND)
+    found, _ = search(searcher, index, queries, FOUND)
     took = time.perf_counter() - began[0], time.process_time() - began[1]
     ranks = []
     for hits, right in zip(found, own, strict=True):

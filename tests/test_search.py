@@ -100,7 +100,7 @@ def test_the_search_is_that_of_all_cosines(searcher, index, data):
     assert np.linalg.norm(asked, axis=1) == pytest.approx(np.ones(len(asked)), abs=1e-5)
     cosines = asked @ index.vectors_NH.astype(np.float32).T
     for query, row, hits in zip(
-        queries, cosines, search.search(searcher, index, queries, 12), strict=True
+        queries, cosines, search.search(searcher, index, queries, 12)[0], strict=True
     ):
         best = np.sort(row)[::-1][:12]
         assert [hit.score for hit in hits] == pytest.approx(best.tolist(), abs=1e-6), query
@@ -149,9 +149,10 @@ def test_the_command_and_the_library_find_the_same(tuned, data, tmp_path, capsys
     assert found[0]["id"] in out
     texts = tmp_path / "texts"
     write_files(texts, {"one.txt": "the queen\n\na boat\n", "two.txt": "in 1912 " * 40})
-    out, err = succeed(capsys, "search", tuned, "p t x", "--corpus", texts, "--json")
+    out, err = succeed(capsys, "search", tuned, "p t " * 20, "--corpus", texts, "--json")
     assert {each["id"] for each in json.loads(out)["passages"]} == {"1", "2", "3"}
     assert "1 of 3 passages longer than rows of 24 tokens, and cut" in " ".join(err.split())
+    assert "1 of 1 queries longer than rows of 24 tokens, and cut" in " ".join(err.split())
 
 
 def test_embeddings_are_the_vectors_of_the_search(tuned, searcher, tmp_path, capsys):

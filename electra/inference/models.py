@@ -240,7 +240,7 @@ class Search:
         """Return the passages nearest each query."""
         assert self.model.searcher
         assert self.model.index
-        return search(self.model.searcher, self.model.index, queries, self.top)
+        return search(self.model.searcher, self.model.index, queries, self.top)[0]
 
 
 ServedModel = PretrainedModel | TaskModel

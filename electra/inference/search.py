@@ -273,17 +273,21 @@ def refuse_empty(queries: Sequence[str]) -> None:
         require(query.strip() != "", f"query {number} is empty; give it a text")
 
 
-def search(searcher: Searcher, index: Index, queries: Sequence[str], top: int) -> list[list[Hit]]:
-    """Return of each query the nearest passages, the best first."""
+def search(
+    searcher: Searcher, index: Index, queries: Sequence[str], top: int
+) -> tuple[list[list[Hit]], int]:
+    """Return of each query the nearest passages, the best first, and how many queries were cut."""
     require(top >= 1, f"top must be 1 or more, not {top}")
     refuse_empty(queries)
-    found = []
+    found, num_cut = [], 0
     for part in blocks_of(queries, ASKED):
-        each = nearest(index.vectors_NH, searcher.encode(part)[0], top)
+        vectors, cut = searcher.encode(part)
+        num_cut += cut
+        each = nearest(index.vectors_NH, vectors, top)
         for scores, numbers in zip(*each, strict=True):
             hits = zip(scores.tolist(), map(index.read, numbers), strict=True)
             found.append([Hit(name, score, text) for score, (name, text) in hits])
-    return found
+    return found, num_cut
 
 
 def search_corpus(
@@ -295,7 +299,7 @@ def search_corpus(
     top: int = 10,
     progress: Tell = silent,
 ) -> tuple[list[list[Hit]], dict[str, Any]]:
-    """Return what `search` finds in an index or in a text, and the facts of the index.
+    """Return what `search` finds in an index or in a text, and the facts of index and queries.
 
     Of a text the index is written to `index`, or used if it is there; without a name it is removed
     when the search ends.
@@ -311,4 +315,5 @@ def search_corpus(
             is_one or opened.facts["corpus"] == _hash(corpus),
             f"{place} is the index of another corpus than {corpus}; choose another name",
         )
-        return search(searcher, opened, queries, top), opened.facts
+        found, num_cut = search(searcher, opened, queries, top)
+        return found, opened.facts | {"num_queries_cut": num_cut}

@@ -61,10 +61,11 @@ def search(
             top=top,
             progress=lambda done, _: progress.update(done, None),
         )
-    if num_cut := facts["num_cut"]:
-        length = searcher.model.sequence_length
-        count = count_of(facts["num_passages"], "passage")
-        print_note(f"{num_cut:,} of {count} longer than rows of {length} tokens, and cut")
+    length = searcher.model.sequence_length
+    cut = {"passages": facts["num_cut"], "queries": facts["num_queries_cut"]}
+    for what, count in {"passages": facts["num_passages"], "queries": len(queries)}.items():
+        if num := cut[what]:
+            print_note(f"{num:,} of {count:,} {what} longer than rows of {length} tokens, and cut")
     for each, hits in zip(queries, found, strict=True):
         if json:
             print_json({"query": each, "passages": list(map(asdict, hits))})
