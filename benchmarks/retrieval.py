@@ -43,7 +43,7 @@ from electra.text.table_files import read_table
 from electra.training.machine import prepare_machine
 
 HELD_OUT = {"test": 2000, "dev": 500}
-NUM_TRAIN = 6_400
+NUM_TRAIN = {"pairs": 6_400, "more-pairs": 25_600}
 PART = 10_000
 RARE = 100
 SETTINGS = (
@@ -58,8 +58,8 @@ class Variant(NamedTuple):
     """A row of the table."""
 
     data: str
-    """pairs: titles and abstracts. mined-pairs: with a negative each, which the row MINER found.
-    neighbour-pairs: passages of abstracts, without titles."""
+    """pairs, more-pairs: titles and abstracts. mined-pairs: pairs with a negative each, which the
+    row MINER found. neighbour-pairs: passages of abstracts, without titles."""
     settings: tuple[str, ...]
     seeds: int = 3
     start: str = ""
@@ -68,7 +68,7 @@ class Variant(NamedTuple):
 
 VARIANTS = {
     "128": Variant("pairs", ("sequence_length=128",)),
-    "256": Variant("pairs", ("sequence_length=256",)),
+    "four times the pairs": Variant("more-pairs", ("sequence_length=128",), 1),
     "mined": Variant("mined-pairs", ("sequence_length=128",)),
     "neighbours": Variant("neighbour-pairs", ("sequence_length=64", "train_examples=12800"), 1),
     "then": Variant("pairs", ("sequence_length=128",), 3, "neighbours"),
@@ -103,14 +103,14 @@ def write_data(abstracts: Path, runs: Path) -> None:
     """Write the tables of the tasks, of the queries of test, and of both corpora."""
     rows = read_table(abstracts).rows
     rows.sort(key=lambda row: hashlib.sha256(row["id"].encode()).hexdigest())
-    begin = 0
-    for split, size in {**HELD_OUT, "train": NUM_TRAIN}.items():
-        part = rows[begin : begin + size]
-        pairs = [{"query": row["title"], "positive": row["text"]} for row in part]
-        write_rows(runs / ("test" if split == "test" else "pairs") / f"{split}.jsonl", pairs)
-        begin += size
+    pairs = [{"query": row["title"], "positive": row["text"]} for row in rows]
+    first, begin = HELD_OUT["test"], sum(HELD_OUT.values())
+    write_rows(runs / "test" / "test.jsonl", pairs[:first])
+    for name, size in NUM_TRAIN.items():
+        write_rows(runs / name / "dev.jsonl", pairs[first:begin])
+        write_rows(runs / name / "train.jsonl", pairs[begin : begin + size])
     texts = runs / "texts.jsonl"  # without those of test and dev
-    write_rows(texts, [{"text": row["text"]} for row in rows[sum(HELD_OUT.values()) :]])
+    write_rows(texts, [{"text": row["text"]} for row in rows[begin:]])
     write_pairs(runs / "neighbour-pairs" / "train.jsonl", [str(texts)], 200)
     dev = runs.resolve() / "pairs" / "dev.jsonl"
     (runs / "neighbour-pairs" / "dev.jsonl").symlink_to(dev)
