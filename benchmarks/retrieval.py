@@ -43,7 +43,7 @@ from electra.text.table_files import read_table
 from electra.training.machine import prepare_machine
 
 HELD_OUT = {"test": 2000, "dev": 500}
-NUM_TRAIN = {"pairs": 6_400, "more-pairs": 25_600}
+NUM_TRAIN = {"pairs": 6_400, "more-pairs": 25_600, "all-pairs": None}
 PART = 10_000
 RARE = 100
 SETTINGS = (
@@ -58,7 +58,7 @@ class Variant(NamedTuple):
     """A row of the table."""
 
     data: str
-    """pairs, more-pairs: titles and abstracts. mined-pairs: pairs with a negative each, which the
+    """pairs, more-pairs, all-pairs: titles and abstracts. mined-pairs: pairs with a negative each, which the
     row MINER found. neighbour-pairs: passages of abstracts, without titles."""
     settings: tuple[str, ...]
     seeds: int = 3
@@ -72,13 +72,16 @@ VARIANTS = {
     "mined": Variant("mined-pairs", ("sequence_length=128",)),
     "neighbours": Variant("neighbour-pairs", ("sequence_length=64", "train_examples=12800"), 1),
     "then": Variant("pairs", ("sequence_length=128",), 3, "neighbours"),
+    "all pairs, twice": Variant(
+        "all-pairs", ("sequence_length=128", "batch_size=128", "epochs=2"), 1
+    ),
 }
 BM25 = (
     *(("part", "whole", ""), ("all", "whole", ", all")),
     *(("part", "128", ", 128 tokens of each abstract"), ("part", "256", ", 256 tokens")),
     ("part", "frequent", ", without rare words"),
 )
-MINER, LAST = "128", "then"
+MINER, LAST = "128", "all pairs, twice"
 INDEX = """
 import sys, time
 from pathlib import Path
@@ -108,7 +111,7 @@ def write_data(abstracts: Path, runs: Path) -> None:
     write_rows(runs / "test" / "test.jsonl", pairs[:first])
     for name, size in NUM_TRAIN.items():
         write_rows(runs / name / "dev.jsonl", pairs[first:begin])
-        write_rows(runs / name / "train.jsonl", pairs[begin : begin + size])
+        write_rows(runs / name / "train.jsonl", pairs[begin:][:size])
     texts = runs / "texts.jsonl"  # without those of test and dev
     write_rows(texts, [{"text": row["text"]} for row in rows[begin:]])
     write_pairs(runs / "neighbour-pairs" / "train.jsonl", [str(texts)], 200)
