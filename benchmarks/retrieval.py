@@ -47,7 +47,7 @@ NUM_TRAIN = {"pairs": 6_400, "more-pairs": 25_600, "all-pairs": None}
 PART = 10_000
 RARE = 100
 SETTINGS = (
-    *("batch_size=64", "learning_rate=2e-3", "dropout_prob=0", "pooling=mean", "epochs=1"),
+    *("batch_size=64", "learning_rate=2e-3", "dropout_prob=0", "pooling=mean"),
     *("reseeds=0", "score_epochs=last", "precision=float32", "threads=1", "device=cpu"),
 )
 FOUND = 100
@@ -58,10 +58,11 @@ class Variant(NamedTuple):
     """A row of the table."""
 
     data: str
-    """pairs, more-pairs, all-pairs: titles and abstracts. mined-pairs: pairs with a negative each, which the
-    row MINER found. neighbour-pairs: passages of abstracts, without titles."""
+    """pairs, more-pairs, all-pairs: titles and abstracts. mined-pairs: pairs with a negative each,
+    which the row MINER found. neighbour-pairs: passages of abstracts, without titles."""
     settings: tuple[str, ...]
     seeds: int = 3
+    epochs: int = 1
     start: str = ""
     """The row with whose best seed on dev it begins; empty: the encoder."""
 
@@ -71,10 +72,8 @@ VARIANTS = {
     "four times the pairs": Variant("more-pairs", ("sequence_length=128",), 1),
     "mined": Variant("mined-pairs", ("sequence_length=128",)),
     "neighbours": Variant("neighbour-pairs", ("sequence_length=64", "train_examples=12800"), 1),
-    "then": Variant("pairs", ("sequence_length=128",), 3, "neighbours"),
-    "all pairs, twice": Variant(
-        "all-pairs", ("sequence_length=128", "batch_size=128", "epochs=2"), 1
-    ),
+    "then": Variant("pairs", ("sequence_length=128",), start="neighbours"),
+    "all pairs, twice": Variant("all-pairs", ("sequence_length=128",), 1, epochs=2),
 }
 BM25 = (
     *(("part", "whole", ""), ("all", "whole", ", all")),
@@ -132,7 +131,10 @@ def tune(start: Path, runs: Path, name: str) -> Path:
         mine(load_searcher(found), found, runs / "pairs", runs / "mined-pairs", count=1)
     begin = runs / variant.start if variant.start else start
     data = runs / variant.data
-    config = override(finetune_preset(read_sizes(begin)), (*SETTINGS, *variant.settings))
+    config = override(
+        finetune_preset(read_sizes(begin)),
+        (*SETTINGS, f"epochs={variant.epochs}", *variant.settings),
+    )
     finetune(begin, "retrieval", data, out, config, seeds=variant.seeds, progress=ignore)
     return out
 
