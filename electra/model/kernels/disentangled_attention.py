@@ -49,11 +49,9 @@ def _score(
     q, k, high, of_distances, block, stride, first, last,
     D: tl.constexpr, BLOCK: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Return the scores of a tile, and the queries' products with the keys of its low block.
-
-    The keys of the tile begin at `first`, a multiple of BLOCK, and `last` is BLOCK - 1: as an
-    argument, so that indices are not computed before the loop and held in registers.
-    """
+    """Return the scores of a tile, and the queries' products with the keys of its low block."""
+    # `first`, where the tile's keys begin, is a multiple of BLOCK, and `last` is BLOCK - 1, as an
+    # argument: a compiler that knew both would hold the indices of the gathers in registers.
     down, right = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
     queries, keys = of_distances, of_distances + stride // 2
     by_query = _load_block(queries, block, stride, D, BLOCK, PADDED)
@@ -76,7 +74,7 @@ def _attend(
     L: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, PADDED: tl.constexpr,
     MASKED: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
-    block, head = tl.program_id(0), tl.program_id(1)
+    block, head = tl.program_id(0) % (PADDED // BLOCK), tl.program_id(0) // (PADDED // BLOCK)
     batch, number = head // N, head % N
     rows, deep = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, D)
     of_head = batch.to(tl.int64) * L * N * D + number * D
@@ -122,7 +120,7 @@ def _back_to_scores(
     L: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, PADDED: tl.constexpr,
     MASKED: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
-    block, head = tl.program_id(0), tl.program_id(1)
+    block, head = tl.program_id(0) % (PADDED // BLOCK), tl.program_id(0) // (PADDED // BLOCK)
     batch, number = head // N, head % N
     rows, deep = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, D)
     of_head = batch.to(tl.int64) * L * N * D + number * D
@@ -167,7 +165,7 @@ def _back_to_queries(
     grad_scores, kv, distances, grad_q, N, scale,
     L: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    block, head = tl.program_id(0), tl.program_id(1)
+    block, head = tl.program_id(0) % (PADDED // BLOCK), tl.program_id(0) // (PADDED // BLOCK)
     batch, number = head // N, head % N
     rows, deep = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, D)
     down, right = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
@@ -198,7 +196,7 @@ def _back_to_keys(
     grad, probs, grad_scores, q, distances, grad_kv, N, scale,
     L: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    block, head = tl.program_id(0), tl.program_id(1)
+    block, head = tl.program_id(0) % (PADDED // BLOCK), tl.program_id(0) // (PADDED // BLOCK)
     batch, number = head // N, head % N
     columns, deep = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, D)
     down, right = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
@@ -319,7 +317,7 @@ def attend_by_distance(
     sums_BNL = q_BLND.new_empty(B, N, L, dtype=torch.float32)
     mask, numbers, constants = _describe(q_BLND, mask_BNLL, prob)
     with torch.cuda.device_of(q_BLND):
-        _attend[(triton.cdiv(L, BLOCK), B * N)](
+        _attend[(triton.cdiv(L, BLOCK) * B * N,)](
             *(q_BLND, kv_BL2ND, distances_T2ND, mask, seed, out_BLND, sums_BNL),
             *(N, scale, BLOCK - 1, *numbers),
             **constants,
@@ -356,7 +354,7 @@ def attend_back_to_scores(
     B, L, N, _ = q_BLND.shape
     mask, numbers, constants = _describe(q_BLND, mask_BNLL, prob)
     with torch.cuda.device_of(q_BLND):
-        _back_to_scores[(triton.cdiv(L, BLOCK), B * N)](
+        _back_to_scores[(triton.cdiv(L, BLOCK) * B * N,)](
             *(grad_BLND, out_BLND, sums_BNL, q_BLND, kv_BL2ND, distances_T2ND, mask, seed),
             *(probs_BNLL, grad_scores_BNLL, N, scale, BLOCK - 1, *numbers),
             **constants,
@@ -383,7 +381,7 @@ def attend_back_to_queries(
     B, L, _, N, D = kv_BL2ND.shape
     grad_q_BLND = kv_BL2ND.new_empty(B, L, N, D)
     with torch.cuda.device_of(kv_BL2ND):
-        _back_to_queries[(triton.cdiv(L, BLOCK), B * N)](
+        _back_to_queries[(triton.cdiv(L, BLOCK) * B * N,)](
             *(grad_scores_BNLL, kv_BL2ND, distances_T2ND, grad_q_BLND, N, scale),
             **_find_sizes(grad_q_BLND),
             num_warps=NUM_WARPS,
@@ -409,7 +407,7 @@ def attend_back_to_keys(
     B, L, N, D = q_BLND.shape
     grad_kv_BL2ND = q_BLND.new_empty(B, L, 2, N, D)
     with torch.cuda.device_of(q_BLND):
-        _back_to_keys[(triton.cdiv(L, BLOCK), B * N)](
+        _back_to_keys[(triton.cdiv(L, BLOCK) * B * N,)](
             *(grad_BLND, probs_BNLL, grad_scores_BNLL, q_BLND, distances_T2ND, grad_kv_BL2ND),
             *(N, scale),
             **_find_sizes(q_BLND),
