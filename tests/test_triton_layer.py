@@ -198,6 +198,29 @@ def test_attention_by_distance_and_its_gradients(layers, length, mask_name, prob
     assert_same_gradients(actual, expected, ours, exact)
 
 
+def test_attention_by_distance_rounds_less_than_its_definition(layers):
+    """Values and gradients in float16; the interpreter cannot multiply in bfloat16."""
+    shapes, seed = [(1, 72, 2, 16), (1, 72, 2, 2, 16), (256, 2, 2, 16)], torch.tensor([1])
+    drawn = [torch.randn(shape, generator=rng(n)).half() for n, shape in enumerate(shapes)]
+
+    def compute(attend, dtype):
+        tensors = [each.to(dtype).requires_grad_() for each in drawn]
+        out = attend(*tensors)
+        out.backward(torch.ones_like(out))
+        return [each.double() for each in (out, *(tensor.grad for tensor in tensors))]
+
+    def define(*tensors):
+        return attention_by_distance_64(*tensors, None, 1.0)
+
+    def attend(*tensors):
+        return layers._AttendByDistance.apply(*tensors, None, seed, 0.0)
+
+    expected = compute(define, torch.float64)
+    found, plain = compute(attend, torch.float16), compute(define, torch.float16)
+    for exact, actual, other in zip(expected, found, plain, strict=True):
+        assert (actual - exact).norm() < (other - exact).norm()
+
+
 def test_a_row_that_sees_nothing_sees_all_alike(layers):
     """As in the definition, in which the mask swamps the scores; and its gradient is finite."""
     qkv = torch.randn(1, 40, 3, 2, 16, generator=rng(0))
