@@ -15,6 +15,7 @@ from torch import Tensor
 from electra.errors import did_you_mean, require
 from electra.tasks.family import Constant, Family, WrittenHead, name_outputs
 from electra.tasks.predictions import (
+    GOLD,
     PROB,
     predictions_name,
     read_answers,
@@ -22,7 +23,6 @@ from electra.tasks.predictions import (
     read_predictions,
     require_right,
     score,
-    write_predictions,
 )
 from electra.tasks.record import Records, read_cells
 from electra.tasks.rows import Outputs, Rows, TaskBatch
@@ -87,10 +87,6 @@ class Labelled(Family):
         gold = [together.labels.index(label) for (label,) in together.gold]
         return score(self.metrics, gold, together.values.argmax(axis=1).tolist(), len(self.labels))
 
-    def read_answers(self, folder: Path, split: str) -> list[dict[str, Any]]:
-        """Return the predictions, and the probability of each label."""
-        return read_answers(folder / predictions_name(split))
-
     def score_answers(self, folder: Path, split: str, examples: Sequence[Any]) -> dict[str, float]:
         """Return the metrics of the predictions and labels in the file."""
         path = folder / predictions_name(split)
@@ -119,12 +115,10 @@ class Labelled(Family):
             return None
         return f"every dev prediction is {self.labels[int(predicted)]!r}"
 
-    def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
-        """Write label and prediction of each item, and the probability of each label."""
+    def list_gold(self, rows: Rows) -> list[dict[str, Any]]:
+        """Return the label of each item."""
         names = [*self.labels, ""]  # label -1 is unknown
-        gold = [{"label": names[label]} for label in rows.targets["labels"].tolist()]
-        answers = self.describe_answers(rows, outputs)
-        write_predictions(folder / predictions_name(split), gold, answers)
+        return [{GOLD: names[label]} for label in rows.targets["labels"].tolist()]
 
     def describe_blank(self, example: Any) -> dict[str, Any]:
         """Return no `prediction` and no probabilities."""

@@ -16,6 +16,7 @@ from electra.errors import require
 from electra.model.config import EncoderConfig
 from electra.model.heads import Kind
 from electra.tasks.config import FinetuneConfig
+from electra.tasks.predictions import predictions_name, read_answers, write_predictions
 from electra.tasks.record import Asked, Columns, Record, Records, read_rows
 from electra.tasks.rows import Outputs, Rows, TaskBatch
 from electra.tokenizing.tokenizer import Tokenizer
@@ -200,9 +201,17 @@ class Family(ABC):
     def describe_collapse(self, dev: Rows, outputs: Outputs) -> str | None:
         """Return a note if all predictions on dev are the same but the labels are not."""
 
-    @abstractmethod
+    def list_gold(self, rows: Rows) -> list[dict[str, Any]]:
+        """Return the columns of each item's right answer, "" where it is unknown; by default none.
+
+        Their names begin with `predictions.GOLD`.
+        """
+        return [{}] * len(rows)
+
     def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
-        """Write the predictions on a split into a folder."""
+        """Write the predictions on a split into a folder: by default a table, a line an item."""
+        answers = self.describe_answers(rows, outputs)
+        write_predictions(folder / predictions_name(split), self.list_gold(rows), answers)
 
     def score_ensemble(self, folders: Sequence[Path]) -> dict[str, float]:
         """Return the scores on dev of the mean of the predictions in these folders.
@@ -213,7 +222,7 @@ class Family(ABC):
 
     def read_answers(self, folder: Path, split: str) -> list[dict[str, Any]]:
         """Return what `write_predictions` has kept of `describe_answers`; empty: not enough."""
-        return []
+        return read_answers(folder / predictions_name(split))
 
     def score_answers(self, folder: Path, split: str, examples: Sequence[Any]) -> dict[str, float]:
         """Return the scores of a split by the answers that `write_predictions` has kept.
