@@ -68,8 +68,13 @@ class Labelled(Family):
         return score(self.metrics, labels, decided, len(self.labels))
 
     def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
-        """Return the mean cross-entropy, nats; of weighted classes that times their weights."""
-        logits, labels = outputs["logits"].flatten(0, -2), batch.targets["labels"].flatten()
+        """Return the mean cross-entropy, nats; of weighted classes that times their weights.
+
+        The labels may be probabilities (N, C), those of a teacher.
+        """
+        logits, labels = outputs["logits"].flatten(0, -2), batch.targets["labels"]
+        if not labels.is_floating_point():
+            labels = labels.flatten()
         if "weights" in batch.targets:
             losses = F.cross_entropy(logits, labels, reduction="none")
             return (losses * batch.targets["weights"]).mean()
@@ -165,10 +170,6 @@ class Classification(Texts, Labelled):
     def soften(self, outputs: Outputs) -> Tensor:
         """Return the probabilities (N, C)."""
         return outputs["logits"].softmax(dim=-1)
-
-    def soft_loss(self, outputs: Outputs, answers: Tensor) -> Tensor:
-        """Return the mean cross-entropy with the teacher's probabilities, nats."""
-        return F.cross_entropy(outputs["logits"], answers)
 
     def tally(self, examples: Sequence[Example]) -> Counter[str]:
         """Return the number of examples of each label."""

@@ -70,7 +70,7 @@ class Family(ABC):
     """Whether each row of an item is answered without the others, so that rows of like length can
     be computed together; targets then have a column for each row of an item."""
     learns_from_teachers: ClassVar[bool] = False
-    """Whether `soften` and `soft_loss` are there."""
+    """Whether `soften` is there, and `loss` takes what it returns for "labels"."""
     weighs_classes: ClassVar[bool] = False
     """Whether `weigh` can make rare labels count as much as frequent ones."""
 
@@ -164,10 +164,6 @@ class Family(ABC):
 
     def soften(self, outputs: Outputs) -> Tensor:
         """Return a teacher's answers (N, ...) as what a student's loss is taken from."""
-        raise NotImplementedError
-
-    def soft_loss(self, outputs: Outputs, answers: Tensor) -> Tensor:
-        """Return the mean loss of a batch against a teacher's answers, from `soften`."""
         raise NotImplementedError
 
     def start_head(self, head: nn.Module, train: Rows) -> None:

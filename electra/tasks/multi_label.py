@@ -80,10 +80,6 @@ class MultiLabel(Texts):
         """Return the probability of each label (N, C)."""
         return outputs["logits"].sigmoid()
 
-    def soft_loss(self, outputs: Outputs, answers: Tensor) -> Tensor:
-        """Return the mean binary cross-entropy with the teacher's probabilities, nats."""
-        return F.binary_cross_entropy_with_logits(outputs["logits"], answers)
-
     def weigh(self, train: Rows) -> Tensor:
         """Return weights (N, C): of a label, items with and without it weigh the same in sum."""
         labels_NC = train.targets["labels"]

@@ -71,10 +71,6 @@ class Regression(Texts):
         """Return the numbers (N, T), on the scales of their ranges."""
         return outputs["logits"]
 
-    def soft_loss(self, outputs: Outputs, answers: Tensor) -> Tensor:
-        """Return the mean squared error from the teacher's numbers."""
-        return F.mse_loss(outputs["logits"], answers)
-
     def measure(self, gold_NT: Sequence[Sequence[float]], said_NT: Any) -> dict[str, float]:
         """Return the metrics; of several numbers their means, and then those of each by name."""
         columns = zip(zip(*gold_NT, strict=True), zip(*said_NT, strict=True), strict=True)
