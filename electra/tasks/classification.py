@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from electra.errors import did_you_mean, require
+from electra.errors import UserError, did_you_mean
 from electra.tasks.family import Constant, Family, WrittenHead, name_outputs
 from electra.tasks.predictions import (
     GOLD,
@@ -200,5 +200,6 @@ def read_names(split: str, records: Records, labels: Sequence[str]) -> list[int 
 
 def find_label(name: str, labels: Sequence[str]) -> int:
     """Return the place of a label in `labels`; refuse an unknown one."""
-    require(name in labels, f"unknown label {name!r}{did_you_mean(name, labels)}")
+    if name not in labels:  # of each row, so the nearest label is sought only then
+        raise UserError(f"unknown label {name!r}{did_you_mean(name, labels)}")
     return labels.index(name)
