@@ -41,9 +41,10 @@ from electra.pretraining.journal import PATIENCE, Alarms
 from electra.pretraining.loop import pretrain, resume
 from electra.pretraining.memory import make_rows
 from electra.pretraining.resolution import resolve
+from electra.pretraining.signals import heed_signals
 from electra.pretraining.start import build_model
 from electra.pretraining.step import Step
-from electra.processes import Interrupted, heed_signals
+from electra.processes import Interrupted
 from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine
 
@@ -217,7 +218,7 @@ def test_the_signal_that_a_parent_passes_on_is_the_first_one_again(monkeypatch):
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGTERM)
             assert requests.stops
-            monkeypatch.setattr("electra.processes.SAME_REQUEST_SECONDS", 0.0)
+            monkeypatch.setattr("electra.pretraining.signals.SAME_REQUEST_SECONDS", 0.0)
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.SIGTERM)
     finally:

@@ -11,13 +11,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from electra.assignments import to_dict
 from electra.checkpoints.checkpoint import list_checkpoints, run_of
-from electra.checkpoints.folder import read_pretrained, read_run_config
 from electra.checkpoints.manifest import FORMAT, read_manifest
-from electra.checkpoints.saved import SavedModel
 from electra.errors import UserError, command, require
 from electra.files import LOCK, hold, new_folder, sync, write_facts
 from electra.method.objective import Objective
@@ -41,6 +39,9 @@ from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.config import PretrainConfig, TrainConfig, require_schedule
 from electra.training.distributed import from_rank_0, joined, spread, wait_for_all
 from electra.training.machine import Machine, prepare_machine
+
+if TYPE_CHECKING:  # of which a run from scratch needs nothing
+    from electra.checkpoints.saved import SavedModel
 
 
 class Opened(NamedTuple):
@@ -78,10 +79,12 @@ def open_run(
             shards.digest == from_rank_0(shards.digest),
             f"{shards_folder} of this process holds other shards than that of process 0",
         )
-        start = read_pretrained(Path(train.init_from)) if train.init_from else None
-        if start:
+        start = None
+        if train.init_from:
+            from electra.checkpoints.folder import read_pretrained
             from electra.pretraining.init_from import fit_to_start, require_vocabulary
 
+            start = read_pretrained(Path(train.init_from))
             config = fit_to_start(config, start, {"model.causal"})
             require_vocabulary(start, shards)
         require_schedule(config)
@@ -109,6 +112,8 @@ def reopen_run(
     cache: int | None = None,
 ) -> Iterator[Opened]:
     """Yield a run that was begun, or the early end of another, as for `loop.resume`."""
+    from electra.checkpoints.folder import read_run_config
+
     train = (cooldown[1] if cooldown else read_run_config(run)).train
     machine = _prepare(train)
     with joined(machine):
@@ -130,6 +135,7 @@ def _continue(
     cache: int | None,
 ) -> Iterator[Opened]:
     """Yield a run that was begun, with a command's settings if given."""
+    from electra.checkpoints.folder import read_pretrained
     from electra.pretraining.continuation import read_run
 
     with _writing(run), _hold(run, machine), ExitStack() as stack:
@@ -325,7 +331,7 @@ def build_begun(
     shards: Shards,
     examples: Examples,
     machine: Machine,
-    start: SavedModel | None,
+    start: "SavedModel | None",
     show: Show,
     *,
     is_new: bool,
@@ -363,7 +369,7 @@ def build_begun(
 
 
 def _create(
-    run: Path, shards: Shards, domains: Domains, step: Step, start: SavedModel | None
+    run: Path, shards: Shards, domains: Domains, step: Step, start: "SavedModel | None"
 ) -> None:
     """Write a run folder with tokenizer, manifest and settings."""
     config = step.config

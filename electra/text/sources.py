@@ -32,9 +32,7 @@ from electra.text.streams import (
     check_encoding,
     compression_of,
     decode_beginning,
-    detect,
     find_mark,
-    guess,
     is_utf8,
     looks_utf8,
     name_other,
@@ -201,6 +199,8 @@ def encoding_of(path: Path, encoding: str) -> str:
 
 def _detect(blocks: Iterator[bytes]) -> str:
     """Return the encoding of a file, from where it has more than ASCII; "" if it is no text."""
+    from electra.text.encodings import detect
+
     first = itertools.islice(blocks, MAX_ASCII_BLOCKS)
     told = next((block for block in first if not block.isascii() or b"\0" in block), b"")
     return detect(told + next(blocks, b""))
@@ -349,6 +349,8 @@ def why_no_text(first: bytes, encoding: str) -> str:
         return "binary"
     if looks_utf8(first, STRAY_SHARE):
         return ""
+    from electra.text.encodings import guess
+
     try:
         likely = guess(first) if len(first) >= FEW_BYTES else ""
     except UserError:
