@@ -52,9 +52,8 @@ def read_run(
     )
     manifest = read_manifest(run)
     source = manifest.get("shards")
-    if not isinstance(source, dict) or not {"folder", "sha256"} <= source.keys():
-        what = f"{run / 'manifest.json'} is damaged"
-        raise UserError(f"{what}: shards must have a folder and a sha256")
+    if source is None:
+        raise UserError(f"{run / 'manifest.json'} is damaged: it lacks the shards")
     if given:
         config, changed = settle(run, config, given)
     ranking = recorded_ranking(manifest, device)

@@ -486,6 +486,3 @@ def _start_worker(tokenizer: Tokenizer, folder: Path, scratch: Path | None) -> N
 
 def _prepare_in_worker(piece: Piece) -> Record:
     return prepare_piece(piece, *_worker)
-
-
-ENCODERS: dict[str, Encoder] = {}

@@ -27,8 +27,7 @@ from electra.tokenizing.formats import (
     State,
     absorb_space,
     begins_unspaced,
-    bert_state,
-    define,
+    define_bert,
     describe_for_transformers,
     find_independence,
     lowers_case,
@@ -105,11 +104,8 @@ class Tokenizer:
         split_ideographs: bool = True,
     ) -> None:
         """Build BERT's WordPiece from the tokens in id order; settings as in TokenizerConfig."""
-        ids = number_tokens(tokens)
-        missing = [token for token in SPECIAL_TOKENS if token not in ids]
-        require(not missing, f"the vocabulary lacks the special tokens {', '.join(missing)}")
         strips = lowercase if strip_accents is None else strip_accents
-        self._set_up(define(bert_state(ids, lowercase, strips, split_ideographs), {}))
+        self._set_up(define_bert(tokens, lowercase, strips, split_ideographs))
 
     @classmethod
     def from_definition(cls, definition: Definition) -> Self:
