@@ -28,7 +28,7 @@ from runs import (
 )
 from torch.nn.modules.module import register_module_forward_hook
 
-from electra.assignments import flatten, override, to_dict
+from electra.assignments import flatten, override
 from electra.checkpoints.checkpoint import copy_state, find_checkpoint, list_checkpoints
 from electra.checkpoints.manifest import amend_session
 from electra.checkpoints.metrics import read_metrics
@@ -45,6 +45,7 @@ from electra.pretraining.signals import heed_signals
 from electra.pretraining.start import build_model
 from electra.pretraining.step import Step
 from electra.processes import Interrupted
+from electra.settings import to_dict
 from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine
 

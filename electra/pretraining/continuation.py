@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from electra.assignments import differences, flatten, override, to_dict
+from electra.assignments import differences, flatten, override
 from electra.checkpoints.checkpoint import find_checkpoint, list_checkpoints, run_of, step_of
 from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import read_manifest
@@ -19,6 +19,7 @@ from electra.method.config import SIZES_OF_GENERATOR
 from electra.model.config import NOT_SIZES
 from electra.pretraining.domains import DOMAINS_FILE
 from electra.pretraining.step import Ranking
+from electra.settings import to_dict
 from electra.shards.store import open_shards
 from electra.training.config import PretrainConfig
 

@@ -13,7 +13,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from electra.assignments import to_dict
 from electra.checkpoints.checkpoint import list_checkpoints, run_of
 from electra.checkpoints.manifest import FORMAT, read_manifest
 from electra.errors import UserError, command, require
@@ -33,6 +32,7 @@ from electra.pretraining.start import (
 )
 from electra.pretraining.step import Step
 from electra.processes import find_place
+from electra.settings import to_dict
 from electra.shards.examples import Examples
 from electra.shards.store import Shards, fetch_shards, open_shards
 from electra.tokenizing.tokenizer import Tokenizer
