@@ -5,16 +5,14 @@ What is done here happens once. The steps are in loop.py.
 
 import dataclasses
 import math
-import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from electra.checkpoints.checkpoint import list_checkpoints, run_of
-from electra.checkpoints.manifest import FORMAT, read_manifest
+from electra.checkpoints.manifest import FORMAT
 from electra.errors import UserError, command, require
 from electra.files import LOCK, hold, new_folder, sync, write_facts
 from electra.method.objective import Objective
@@ -136,7 +134,12 @@ def _continue(
 ) -> Iterator[Opened]:
     """Yield a run that was begun, with a command's settings if given."""
     from electra.checkpoints.folder import read_pretrained
-    from electra.pretraining.continuation import read_run
+    from electra.pretraining.continuation import (
+        keep_sources,
+        keep_tokenizer,
+        read_run,
+        require_begun,
+    )
 
     with _writing(run), _hold(run, machine), ExitStack() as stack:
         found = read_run(run, given, machine.name) if machine.rank == 0 else None
@@ -158,14 +161,14 @@ def _continue(
             )
         is_new = from_rank_0(not list_checkpoints(run))
         if machine.rank == 0 and is_new:
-            _require_begun(run, config)
+            require_begun(run, config)
         start = read_pretrained(Path(config.train.init_from)) if begun_from and is_new else None
         examples = _make_examples(shards, config, machine, show)
         stack.enter_context(_caching(examples, cache, config, machine))
         domains = _open_domains(shards, config, machine, show)
         if machine.rank == 0:
-            _keep_sources(run, shards, domains, machine)
-            _keep_tokenizer(run, shards)
+            keep_sources(run, shards, domains, machine)
+            keep_tokenizer(run, shards)
         model = build_begun(config, shards, examples, machine, start, show, is_new=is_new)
         try:
             require_memory(model, config, machine)
@@ -245,52 +248,6 @@ def _prepare(train: TrainConfig) -> Machine:
         if is_asked and (is_divided or not compiles):
             warnings.warn(f"train.{name} has no effect: the step is not compiled", stacklevel=2)
     return machine
-
-
-def _keep_sources(run: Path, shards: Shards, domains: Domains, machine: Machine) -> None:
-    """Write where the shards of a run are now; refuse other old ones, and tell another dtype."""
-    manifest = read_manifest(run)
-    old, evaluated = domains.get("old"), manifest.get("also_evaluate")
-    require(
-        not (old and evaluated) or old.digest == evaluated["sha256"],
-        f"train.also_evaluate {old and old.folder} does not hold the shards that {run} began with: "
-        "their losses could not be compared; choose another --out",
-    )
-    manifest["shards"]["folder"] = str(shards.folder)
-    if old and evaluated:
-        evaluated["folder"] = str(old.folder)
-    write_facts(run / "manifest.json", manifest)
-    now = str(machine.dtype).removeprefix("torch.")
-    before = (manifest["sessions"] or [{}])[-1].get("dtype", now).removeprefix("torch.")
-    if before != now:
-        told = f"in {now}, before in {before}; --set train.precision={before} keeps it"
-        warnings.warn(f"{run} goes on {told}", stacklevel=2)
-
-
-def _keep_tokenizer(run: Path, shards: Shards) -> None:
-    """Write the run's tokenizer again where it is damaged; the shards of the run have the same."""
-    try:
-        Tokenizer.load(run / "tokenizer")
-    except UserError:
-        told = f"{run / 'tokenizer'} is damaged; it is written again, as {shards.folder} has it"
-        warnings.warn(told, stacklevel=2)
-        shutil.rmtree(run / "tokenizer", ignore_errors=True)
-        shards.tokenizer.save(run / "tokenizer")
-
-
-def _require_begun(run: Path, config: PretrainConfig) -> None:
-    """Refuse other weights than a run began with, which no checkpoint holds yet."""
-    from electra.pretraining.init_from import describe_weights
-
-    manifest = read_manifest(run)
-    start = manifest.get("init_from") or {}
-    known = {"train.init_from": start, "generator.start_folder": start.get("generator")}
-    for name, described in (known | {"generator.frozen_run": manifest.get("generator")}).items():
-        at = attrgetter(name)(config)
-        require(
-            not described or describe_weights(at)["sha256"] == described["sha256"],
-            f"{name} {at} does not hold the weights that {run} began with; choose another --out",
-        )
 
 
 def _hold(run: Path, machine: Machine) -> AbstractContextManager[None]:
