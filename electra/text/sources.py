@@ -185,16 +185,13 @@ def find_sources(paths: Sequence[str], settings: TextConfig = AS_USUAL) -> Sourc
     return Sources(tuple(files), tuple(dict.fromkeys(passed_over)), others, tuple(links))
 
 
-def encoding_of(path: Path, encoding: str) -> str:
+def encoding_of(path: Path, settings: TextConfig) -> str:
     """Return the encoding of a file: the one named, or detected where it has more than ASCII."""
-    if encoding != DETECT:
-        return encoding
+    if settings.encoding != DETECT:
+        return settings.encoding
     if path == STDIN or is_dataset(path) or path.is_fifo():
         return UTF8  # reading it would consume it
-    if is_binary(path):
-        return UTF8
-    with open_source(path) as (_, stream):
-        return _detect(iter(lambda: stream.read(FIRST_BYTES), b"")) or UTF8
+    return look(path, settings).encoding
 
 
 def _detect(blocks: Iterator[bytes]) -> str:
