@@ -40,14 +40,7 @@ def build_objective(
     compute_dtype: torch.dtype = torch.float32,
     layer: type[TransformerLayer] | None = None,
 ) -> Objective:
-    """Return the objective that the configuration names, not yet initialised.
-
-    Args:
-        config: Settings of the run.
-        vocabulary: Special ids, size and frequencies of the vocabulary.
-        compute_dtype: As in `Parts`.
-        layer: As in `Parts`.
-    """
+    """Return the objective that the configuration names, not yet initialised; see `Parts`."""
     method, train = config.method, config.train
     parts = Parts(
         config.model,
