@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from electra.assignments import override, to_dict
+from electra.assignments import override
 from electra.checkpoints.finetuned import read_finetuned
 from electra.checkpoints.folder import read_model
 from electra.checkpoints.manifest import find_commit
@@ -37,6 +37,7 @@ from electra.finetuning.loop import finetune, ignore
 from electra.inference.predict import load_model
 from electra.presets import finetune_preset
 from electra.reports.rendering import Table, to_markdown
+from electra.settings import to_dict
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.multi_label import choose_thresholds, score_sets
 from electra.tasks.registry import read_task

@@ -18,7 +18,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from electra.assignments import override, to_dict
+from electra.assignments import override
 from electra.checkpoints.manifest import find_commit
 from electra.checkpoints.metrics import read_metrics
 from electra.errors import UserError
@@ -30,6 +30,7 @@ from electra.pretraining.loop import pretrain, resume
 from electra.pretraining.networks import sketch_objective
 from electra.pretraining.start import fit_to_shards
 from electra.reports.rendering import Table, to_markdown
+from electra.settings import to_dict
 from electra.shards.store import open_shards
 from electra.training.config import PretrainConfig
 

@@ -46,7 +46,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from benchmarks.objectives import format_spread, trace
-from electra.assignments import override, to_dict
+from electra.assignments import override
 from electra.checkpoints.checkpoint import (
     list_checkpoints,
     load_parameters,
@@ -70,6 +70,7 @@ from electra.pretraining.start import build_model, fit_to_shards, prepare_step
 from electra.quickstart.config import QUICKSTART
 from electra.quickstart.questions import punctuation_question, write_passages
 from electra.reports.rendering import Table, to_markdown
+from electra.settings import to_dict
 from electra.shards.store import open_shards
 from electra.training.config import PretrainConfig
 from electra.training.machine import prepare_machine

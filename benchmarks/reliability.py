@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from electra.assignments import override, to_dict
+from electra.assignments import override
 from electra.checkpoints.checkpoint import find_checkpoint, list_checkpoints
 from electra.checkpoints.manifest import find_commit
 from electra.checkpoints.metrics import OF_THE_MACHINE, read_metrics
@@ -35,6 +35,7 @@ from electra.errors import UserError
 from electra.files import read_object, write_json, write_text
 from electra.presets import PRESETS
 from electra.pretraining.loop import pretrain
+from electra.settings import to_dict
 from electra.shards.config import PrepareConfig
 from electra.shards.prepare import prepare
 from electra.tokenizing.config import TokenizerConfig

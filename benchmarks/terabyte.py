@@ -31,7 +31,8 @@ from electra.pretraining.loop import pretrain
 from electra.pretraining.resolution import resolve
 from electra.shards.config import ExamplesConfig
 from electra.shards.examples import Examples
-from electra.shards.store import COLUMNS, Shard, open_shards, shard_name
+from electra.shards.layout import COLUMNS, shard_name
+from electra.shards.store import Shard, open_shards
 from electra.shards.writing import describe_part
 from electra.training.machine import Machine
 

@@ -1,4 +1,4 @@
-"""Settings from `section.field=value` and from TOML, to and from JSON."""
+"""Settings from `section.field=value`, from TOML and from JSON."""
 
 import dataclasses
 import math
@@ -11,6 +11,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from electra.errors import UserError, did_you_mean, require, tell_place
+from electra.settings import to_dict
 
 ConfigType = TypeVar("ConfigType")
 
@@ -68,18 +69,6 @@ def parse_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # also of numbers with too many digits
         raise UserError(f"{path} is not valid TOML: {error}") from None
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """Return the config as nested dictionaries for JSON. `from_dict` is the inverse.
-
-    An infinite value is text, as in --set: JSON has no such number.
-    """
-
-    def make(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        return {name: "inf" if value == math.inf else value for name, value in pairs}
-
-    return dataclasses.asdict(config, dict_factory=make)
 
 
 def from_dict(config_type: type[ConfigType], values: Mapping[str, Any]) -> ConfigType:

@@ -285,8 +285,8 @@ def _to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _to_float(number: str) -> float:
-    value = float(number)
-    require(math.isfinite(value), f"{reprlib.repr(number)} is no finite number")
+    if not math.isfinite(value := float(number)):  # of many: no message is made where none is due
+        raise UserError(f"{reprlib.repr(number)} is no finite number")
     return value
 
 

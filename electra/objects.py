@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
@@ -100,13 +100,6 @@ def read_bytes(path: Path) -> bytes | None:
             return bytes(store.get(key).bytes())
         except FileNotFoundError:
             return None
-
-
-def read_ranges(url: Path, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
-    """Return parts of an object, bytes from each start to each end, without the end itself."""
-    store, key = _open(url)
-    with explain(url, "cannot be read"):
-        return [bytes(part) for part in store.get_ranges(key, starts=starts, ends=ends)]
 
 
 def copy_object(url: Path, target: Path, sha256: str) -> None:

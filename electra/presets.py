@@ -33,8 +33,7 @@ def encoder_sizes(
         hidden_size=hidden_size,
         num_hidden_layers=num_hidden_layers,
         num_attention_heads=hidden_size // 64,
-        intermediate_size=4 * hidden_size,
-        **changes,
+        **{"intermediate_size": 4 * hidden_size, **changes},
     )
 
 
@@ -48,11 +47,8 @@ def modern_sizes(hidden_size: int, num_hidden_layers: int) -> EncoderConfig:
     Source: Warner et al. 2024 (ModernBERT); JHU-CLSP/ettin-encoder-vs-decoder
     pretraining/configs/standard/very_tiny/encoder_very_tiny.yaml.
     """
-    return ModernBertConfig(
-        embedding_size=hidden_size,
-        hidden_size=hidden_size,
-        num_hidden_layers=num_hidden_layers,
-        num_attention_heads=hidden_size // 64,
+    return encoder_sizes(
+        *(hidden_size, num_hidden_layers, hidden_size, ModernBertConfig),
         intermediate_size=hidden_size * 3 // 2,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,

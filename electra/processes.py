@@ -1,6 +1,5 @@
 """Processes: usable cores, place under torchrun, workers that end with their parent, signals."""
 
-import math
 import os
 import platform
 import signal
@@ -9,14 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 from electra.errors import UserError, import_extra
 
-SAME_REQUEST_SECONDS = 2.0
-"""Ctrl-C and the signals of a queue reach a parent and its processes at once, and the parent passes
-them on. A second signal within this time is the first one again."""
 LOOK_SECONDS = 1.0
 """Time between two looks for the launcher."""
 GRACE_SECONDS = 30.0
@@ -181,50 +176,3 @@ class Interrupted(Exception):
         self.run = run
         self.step = step
         self.in_time = in_time
-
-
-class Requests:
-    """What signals have asked the process to do."""
-
-    stops: bool = False
-    """One of `stop_signals`: save and stop."""
-    saves: bool = False
-    """SIGUSR1: save and go on."""
-
-
-@contextmanager
-def heed_signals() -> Iterator[Requests]:
-    """Yield Requests, which signals set; a second signal to stop acts at once."""
-    import multiprocessing
-
-    requests = Requests()
-    if threading.current_thread() is not threading.main_thread():  # which alone takes signals
-        yield requests
-        return
-    stops = stop_signals()
-    signals = (*stops, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))  # not on Windows
-    before = {number: signal.getsignal(number) for number in signals}
-    first = math.inf
-
-    def request(number: int, frame: FrameType | None) -> None:
-        nonlocal first
-        if number not in stops:
-            requests.saves = True
-            return
-        first = min(first, time.monotonic())
-        requests.stops = True
-        has_parent = is_launched() or multiprocessing.parent_process() is not None
-        if has_parent and time.monotonic() < first + SAME_REQUEST_SECONDS:
-            return
-        for each in stops:
-            signal.signal(each, before[each])
-        if has_parent:
-            signal.raise_signal(number)
-
-    try:
-        for number in signals:
-            signal.signal(number, request)
-        yield requests
-    finally:
-        for number in signals:
-            signal.signal(number, before[number])

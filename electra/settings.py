@@ -1,11 +1,12 @@
-"""What holds for settings: bounds of fields, and rules across fields."""
+"""What holds for settings: bounds of fields, rules across fields; and how they are written."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from importlib import import_module
 from operator import attrgetter
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from electra.errors import require
 
@@ -126,3 +127,15 @@ class Settings:
         word = f"{value:g}" if isinstance(value, float) else str(value)
         holds = (word in values.split("|")) == (sign == "=") if sign else bool(value)
         return self.section + name, word, holds
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Return the config as nested dictionaries for JSON; `assignments.from_dict` is the inverse.
+
+    An infinite value is text, as in --set: JSON has no such number.
+    """
+
+    def make(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {name: "inf" if value == math.inf else value for name, value in pairs}
+
+    return dataclasses.asdict(config, dict_factory=make)

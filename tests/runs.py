@@ -12,7 +12,7 @@ import torch
 from networks import assert_same_tensors
 from safetensors.torch import load_file
 
-from electra.assignments import flatten, to_dict
+from electra.assignments import flatten
 from electra.checkpoints.checkpoint import find_checkpoint
 from electra.checkpoints.folder import read_pretrained
 from electra.checkpoints.metrics import OF_THE_MACHINE, read_metrics
@@ -20,6 +20,7 @@ from electra.checkpoints.names import DEBERTA
 from electra.files import write_json
 from electra.pretraining.init_from import load_start
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
+from electra.settings import to_dict
 from electra.shards.store import open_shards
 from electra.training.machine import Machine
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from refusals import refuse
 from runs import assert_same_end, read_measures, write_toml
 
-from electra.assignments import override, to_dict
+from electra.assignments import override
 from electra.checkpoints.checkpoint import find_checkpoint
 from electra.cli import main
 from electra.errors import UserError
@@ -26,6 +26,7 @@ from electra.pretraining import opening
 from electra.pretraining.start import require_equal_shares
 from electra.pretraining.step import Step
 from electra.processes import Interrupted
+from electra.settings import to_dict
 from electra.shards.config import PrepareConfig
 from electra.shards.prepare import prepare
 from electra.training.distributed import joined

@@ -16,7 +16,7 @@ import pytest
 from runs import SMALL, ignore, words_of, write_as_published
 
 import electra
-from electra.assignments import flatten, from_dict, override, to_dict
+from electra.assignments import flatten, from_dict, override
 from electra.checkpoints.folder import read_pretrained
 from electra.cli import app, main
 from electra.method.config import MethodConfig
@@ -24,6 +24,7 @@ from electra.model.config import EncoderConfig
 from electra.presets import PRESETS
 from electra.pretraining.loop import pretrain
 from electra.reproduce.suite import Ordering, Published, Row, Suite
+from electra.settings import to_dict
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.glue import DIAGNOSTIC, GLUE
 from electra.training.config import PretrainConfig

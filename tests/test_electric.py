@@ -13,7 +13,7 @@ from commands import refuse_command, succeed
 from refusals import refuse
 from runs import ignore
 
-from electra.assignments import override, to_dict
+from electra.assignments import override
 from electra.checkpoints.checkpoint import find_checkpoint, load_parameters, read_tensors
 from electra.checkpoints.folder import read_run_config
 from electra.files import write_json
@@ -30,6 +30,7 @@ from electra.method.masking import Vocabulary
 from electra.model.batch import Batch
 from electra.pretraining.loop import pretrain
 from electra.pretraining.networks import build_objective
+from electra.settings import to_dict
 from electra.text.table_files import read_sentences
 
 

@@ -14,7 +14,7 @@ from runs import assert_same_end, begin, flip_bit, ignore, read_records, send_at
 from safetensors.torch import load_file, save_file
 from test_golden import NEXT_SENTENCE
 
-from electra.assignments import override, to_dict
+from electra.assignments import override
 from electra.checkpoints.checkpoint import find_checkpoint, list_checkpoints
 from electra.checkpoints.folder import read_pretrained, read_run_config
 from electra.checkpoints.manifest import read_manifest
@@ -44,6 +44,7 @@ from electra.reports.curves import find_panels
 from electra.reports.glossary import describe_heldout
 from electra.reports.page import write_page
 from electra.reports.runs import read_runs
+from electra.settings import to_dict
 from electra.shards.config import PrepareConfig
 from electra.shards.prepare import prepare
 from electra.shards.store import open_shards

@@ -10,15 +10,7 @@ from refusals import refuse
 from stores import BUCKET
 
 from electra import objects
-from electra.objects import (
-    copy_object,
-    list_sizes,
-    place_of,
-    read_bytes,
-    read_ranges,
-    send,
-    send_new,
-)
+from electra.objects import copy_object, list_sizes, place_of, read_bytes, send, send_new
 
 pytest.importorskip("obstore")
 CONTENT = os.urandom(300_000)
@@ -43,8 +35,6 @@ def test_objects_are_written_read_and_listed(folder, tmp_path):
         assert read_bytes(folder / "a") == content
     assert list_sizes(folder) == {"a": len(CONTENT), "deep/large": 60 * len(CONTENT)}
     assert list_sizes(folder / "deep") == {"large": 60 * len(CONTENT)}
-    ranges = read_ranges(folder / "deep/large", [0, 5_000_000], [9, 5_000_002])
-    assert ranges == [CONTENT[:9], (CONTENT * 17)[5_000_000:5_000_002]]
     copy_object(folder / "a", tmp_path / "copy", SHA256)
     assert (tmp_path / "copy").read_bytes() == CONTENT
     refuse("a is damaged", copy_object, folder / "a", tmp_path / "copy", "0" * 64)

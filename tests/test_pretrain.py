@@ -36,7 +36,7 @@ from runs import (
 )
 from test_golden import NEXT_SENTENCE, VARIANTS
 
-from electra.assignments import override, to_dict
+from electra.assignments import override
 from electra.checkpoints.checkpoint import (
     copy_state,
     describe_networks,
@@ -67,6 +67,7 @@ from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.processes import Interrupted
 from electra.reports.page import write_page
 from electra.reports.runs import read_folders, read_runs, read_samples
+from electra.settings import to_dict
 from electra.shards.config import ExamplesConfig, PrepareConfig
 from electra.shards.examples import BLOCK_ROWS, Examples, Rows
 from electra.shards.order import permute

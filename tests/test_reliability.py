@@ -28,7 +28,7 @@ from runs import (
 )
 from torch.nn.modules.module import register_module_forward_hook
 
-from electra.assignments import flatten, override, to_dict
+from electra.assignments import flatten, override
 from electra.checkpoints.checkpoint import copy_state, find_checkpoint, list_checkpoints
 from electra.checkpoints.manifest import amend_session
 from electra.checkpoints.metrics import read_metrics
@@ -41,9 +41,11 @@ from electra.pretraining.journal import PATIENCE, Alarms
 from electra.pretraining.loop import pretrain, resume
 from electra.pretraining.memory import make_rows
 from electra.pretraining.resolution import resolve
+from electra.pretraining.signals import heed_signals
 from electra.pretraining.start import build_model
 from electra.pretraining.step import Step
-from electra.processes import Interrupted, heed_signals
+from electra.processes import Interrupted
+from electra.settings import to_dict
 from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine
 
@@ -217,7 +219,7 @@ def test_the_signal_that_a_parent_passes_on_is_the_first_one_again(monkeypatch):
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGTERM)
             assert requests.stops
-            monkeypatch.setattr("electra.processes.SAME_REQUEST_SECONDS", 0.0)
+            monkeypatch.setattr("electra.pretraining.signals.SAME_REQUEST_SECONDS", 0.0)
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.SIGTERM)
     finally:

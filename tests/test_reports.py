@@ -9,7 +9,7 @@ import pytest
 from refusals import refuse
 from rich.text import Text
 
-from electra.assignments import override, to_dict
+from electra.assignments import override
 from electra.interop.card import describe_run
 from electra.interop.export import export
 from electra.interop.importing import import_model
@@ -36,6 +36,7 @@ from electra.reports.runs import (
 from electra.reports.tokens import TokenView, describe
 from electra.reproduce.report import write_results
 from electra.reproduce.suite import Row, Suite
+from electra.settings import to_dict
 from electra.terminal.live import Display
 from tools.readme import BEGIN, END, update_readme
 from tools.words import describe_gains, describe_mark, mark_table

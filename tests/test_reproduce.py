@@ -20,7 +20,7 @@ from networks import assert_same_tensors
 from refusals import refuse
 from runs import ignore
 
-from electra.assignments import from_dict, override, to_dict
+from electra.assignments import from_dict, override
 from electra.checkpoints.checkpoint import (
     FILES,
     find_checkpoint,
@@ -60,6 +60,7 @@ from electra.reproduce.records import (
 )
 from electra.reproduce.run import Session, find_tasks
 from electra.reproduce.suite import Ordering, Row, Suite, find_suite, list_suites, read_suite
+from electra.settings import to_dict
 from electra.shards.store import open_shards
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.registry import read_task

@@ -13,7 +13,7 @@ import pytest
 from refusals import refuse
 
 import electra
-from electra.assignments import differences, from_dict, override, override_from_toml, to_dict
+from electra.assignments import differences, from_dict, override, override_from_toml
 from electra.errors import UserError
 from electra.files import read_object, write_json
 from electra.objectives.config import TeamsConfig
@@ -21,7 +21,7 @@ from electra.presets import PRESETS
 from electra.pretraining.resolution import resolve
 from electra.quickstart.config import QUICKSTART
 from electra.service.config import ServeConfig
-from electra.settings import AtLeast
+from electra.settings import AtLeast, to_dict
 from electra.shards.config import PrepareConfig
 from electra.tasks.config import FinetuneConfig
 from electra.tokenizing.config import TokenizerConfig

@@ -27,9 +27,10 @@ from electra.files import UNFINISHED, hold, read_object
 from electra.shards import merging, pieces
 from electra.shards import prepare as prepare_module
 from electra.shards.config import PrepareConfig
+from electra.shards.layout import COLUMNS, PARTS
 from electra.shards.pieces import hash_documents, heldout_limit
 from electra.shards.prepare import finish, prepare, prepare_share
-from electra.shards.store import COLUMNS, PARTS, open_shards
+from electra.shards.store import open_shards
 from electra.shards.writing import ShardWriter
 from electra.text.characters import break_words
 from electra.text.documents import Reader

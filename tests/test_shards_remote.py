@@ -22,8 +22,9 @@ from electra.files import read_object
 from electra.pretraining.loop import pretrain, resume
 from electra.shards.config import ExamplesConfig, PrepareConfig
 from electra.shards.examples import Examples
+from electra.shards.layout import COLUMNS
 from electra.shards.prepare import prepare
-from electra.shards.store import COLUMNS, MAX_FETCHES, fetch_shards, open_shards
+from electra.shards.store import MAX_FETCHES, fetch_shards, open_shards
 from electra.tokenizing import foreign
 from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer

@@ -19,9 +19,10 @@ from electra import objects
 from electra.objects import list_sizes, place_of, read_bytes, send_new
 from electra.shards import merging, pieces
 from electra.shards.config import PrepareConfig
+from electra.shards.layout import COLUMNS
 from electra.shards.pieces import list_pieces, prepare_piece
 from electra.shards.prepare import finish, prepare, prepare_share
-from electra.shards.store import COLUMNS, open_shards
+from electra.shards.store import open_shards
 from electra.text.sources import find_sources
 from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer

@@ -15,6 +15,7 @@ from tasks import PowerCut, ask_file, cut_at, ignore, read, small_finetune, writ
 
 from electra.assignments import override
 from electra.finetuning.loop import finetune
+from electra.tasks import classification
 from electra.tasks.choice import ChoiceQuestion
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.registry import read_task
@@ -979,3 +980,9 @@ def test_nothing_is_written_for_data_that_do_not_fit(weather, start):
         given = (start, str(weather / "weather.toml"), weather / data, weather / "out")
         refuse(said, finetune, *given, small_finetune(), seeds=1, progress=ignore)
     assert sorted(weather.rglob("*")) == before
+
+
+def test_only_an_unknown_label_costs_a_search_for_the_nearest(monkeypatch):
+    monkeypatch.setattr(classification, "did_you_mean", None)  # 0.3 ms a row with three labels
+    places = [classification.find_label(name, ("a", "b")) for name in "abba"]
+    assert places == [0, 1, 1, 0]

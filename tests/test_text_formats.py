@@ -28,8 +28,8 @@ from electra.shards.prepare import prepare
 from electra.shards.store import open_shards
 from electra.text.config import TextConfig
 from electra.text.documents import Reader, close_last
+from electra.text.encodings import detect
 from electra.text.sources import find_sources, name_first
-from electra.text.streams import detect
 from electra.text.table_files import read_table
 from electra.text.urls import locate
 from electra.tokenizing.config import TokenizerConfig

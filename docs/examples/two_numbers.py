@@ -17,7 +17,7 @@ from electra.model.config import EncoderConfig
 from electra.model.task_heads import ClassifierHead
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Constant, Family, Task, WrittenHead, name_outputs
-from electra.tasks.predictions import predictions_name, score
+from electra.tasks.predictions import score
 from electra.tasks.record import Columns, Record, find_splits
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_rows
 from electra.text.table_files import read_table
@@ -122,14 +122,6 @@ class TwoNumbers(Family):
     def describe_blank(self, example: Any) -> dict[str, Any]:
         """Return both names without numbers."""
         return dict.fromkeys(NAMES)
-
-    def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
-        """Write both predicted numbers of each text."""
-        lines = ["\t".join(NAMES)]
-        lines += [
-            "\t".join(map(str, each.values())) for each in self.describe_answers(rows, outputs)
-        ]
-        (folder / predictions_name(split)).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def as_transformers(self, parameters: Mapping[str, Tensor]) -> WrittenHead:
         """Return a sequence classifier whose two outputs are on the scales of the files."""

@@ -32,10 +32,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from electra.assignments import to_dict
 from electra.errors import UserError, require
 from electra.files import make_folder, parse_object, put, sha256_facts, sha256_file, write_facts
 from electra.method.objective import Objective
+from electra.settings import to_dict
 from electra.training.distributed import from_rank_0, spread, whole
 
 FILES = ("model.safetensors", "optimizer.safetensors")

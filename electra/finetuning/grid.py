@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from electra.assignments import override, to_dict
+from electra.assignments import override
 from electra.checkpoints.folder import read_model
 from electra.checkpoints.results_files import read_results
 from electra.errors import require
@@ -21,6 +21,7 @@ from electra.finetuning.loop import LONGEST_WAIT, Progress, ignore, require_seed
 from electra.finetuning.results import advise_to_remove, begin_shared_folder, is_trained
 from electra.finetuning.start import read_job
 from electra.reports.rendering import Table
+from electra.settings import to_dict
 from electra.tasks.config import FinetuneConfig
 from electra.training.distributed import joined, wait_for_all
 from electra.training.machine import prepare_machine

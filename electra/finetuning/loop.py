@@ -249,7 +249,8 @@ class Training:
         family, weight = self.job.task.family, self.job.config.teacher.weight
         if "teacher" not in batch.targets:
             return family.loss(outputs, batch)
-        loss = family.soft_loss(outputs, batch.targets["teacher"])
+        soft = batch._replace(targets={"labels": batch.targets["teacher"]})
+        loss = family.loss(outputs, soft)
         return loss if weight == 1 else weight * loss + (1 - weight) * family.loss(outputs, batch)
 
     def train_epoch(self, epoch: int, progress: Progress) -> float:

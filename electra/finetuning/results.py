@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from electra.assignments import from_dict, to_dict
+from electra.assignments import from_dict
 from electra.checkpoints.checkpoint import write_tensors
 from electra.checkpoints.manifest import FORMAT, begin_session, find_commit
 from electra.checkpoints.results_files import Begun, SeedResults, read_results
@@ -35,6 +35,7 @@ from electra.files import (
 )
 from electra.finetuning.network import TaskNetwork
 from electra.finetuning.start import Job, TaskRows
+from electra.settings import to_dict
 from electra.shapes import require_fields
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Family, Task

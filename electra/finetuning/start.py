@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from electra.assignments import to_dict
 from electra.checkpoints.saved import SavedModel
 from electra.errors import UserError, require
 from electra.files import sha256_file
 from electra.presets import finetune_preset
+from electra.settings import to_dict
 from electra.tasks.config import FinetuneConfig
 from electra.tasks.family import Task
 from electra.tasks.record import number_records

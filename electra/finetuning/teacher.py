@@ -7,7 +7,7 @@ a Neural Network", at a temperature of 1.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def read_teachers(job: Job) -> list[Finetuned]:
     teachers = [
         read_finetuned(folder, seed)
         for folder in map(Path, job.config.teacher.names)
-        for seed in _list_seeds(folder)
+        for seed in map(int, read_results(find_seed(folder).run, "metric")["seeds"])
     ]
     for teacher in teachers:
         theirs, ours = (
@@ -42,10 +42,6 @@ def read_teachers(job: Job) -> list[Finetuned]:
             "must be fine-tuned on the same labels",
         )
     return teachers
-
-
-def _list_seeds(folder: Path) -> Iterator[int]:
-    yield from map(int, read_results(find_seed(folder).run, "metric")["seeds"])
 
 
 def _describe(family: Family) -> dict[str, Any]:

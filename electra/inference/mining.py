@@ -54,8 +54,7 @@ def mine(
     passages = list(dict.fromkeys(corpus.values() or texts))
     hashes = {str(path): files.sha256_file(path) for path in task.files}
     settings = {"weights": searcher.weights, "files": hashes, "count": count, "margin": margin}
-    folder = out.with_name(f"{out.name}.incomplete")
-    with search.begun(folder, settings):
+    with search.begun(out, settings) as (folder, _):
         place = folder / CORPUS
         if not place.exists():
             rows = (
@@ -71,12 +70,8 @@ def mine(
             lines = (_to_line(_name(each, names)) for each in task.examples[split])
             files.write_text(folder / f"{split}.jsonl", "".join(lines))
         shutil.rmtree(folder / "index")
-        (folder / search.BEGUN).unlink()
         if not corpus:
             place.unlink()
-        files.write_hashes(folder, **settings)
-        files.put(folder, out)
-        (out / files.LOCK).unlink()
     return {"num_pairs": len(train), "num_negatives": found}
 
 

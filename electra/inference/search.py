@@ -159,15 +159,8 @@ def build_index(searcher: Searcher, corpus: Path, out: Path, progress: Tell = si
     What is there of it, in `<out>.incomplete`, is kept if model and corpus are the same. `progress`
     is called with the number of passages done, twice: nobody knows how many there are.
     """
-    files.refuse_existing(out)
-    settings = {"weights": searcher.weights, "corpus": _hash(corpus)}
-    folder = out.with_name(f"{out.name}.incomplete")
-    with begun(folder, settings):
-        facts = _write_passages(searcher, corpus, folder, progress)
-        (folder / BEGUN).unlink()
-        files.write_hashes(folder, **facts, **settings)
-        files.put(folder, out)
-        (out / files.LOCK).unlink()
+    with begun(out, {"weights": searcher.weights, "corpus": _hash(corpus)}) as (folder, facts):
+        facts |= _write_passages(searcher, corpus, folder, progress)
 
 
 def _hash(corpus: Path) -> list[str]:
@@ -176,11 +169,14 @@ def _hash(corpus: Path) -> list[str]:
 
 
 @contextmanager
-def begun(folder: Path, settings: dict[str, Any]) -> Iterator[None]:
-    """Hold a folder that is new, or was begun with the same settings and is continued.
+def begun(out: Path, settings: dict[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the folder that becomes `out`, new or begun with the same settings, and its facts.
 
-    After a user's mistake it is removed: what is mended is begun anew.
+    The facts, to which the caller adds, are written beside the hashes. After a user's mistake the
+    folder is removed: what is mended is begun anew.
     """
+    files.refuse_existing(out)
+    folder, facts = out.with_name(f"{out.name}.incomplete"), dict(settings)
     is_ours = not folder.exists() or (folder / BEGUN).exists() or not any(folder.iterdir())
     require(is_ours, f"{folder} was not begun by this command; remove it or choose another name")
     files.make_folder(folder)
@@ -190,10 +186,14 @@ def begun(folder: Path, settings: dict[str, Any]) -> Iterator[None]:
         else:
             files.write_json(folder / BEGUN, {**settings, "done": 0, "num_cut": 0})
         try:
-            yield
+            yield folder, facts
         except UserError:
             shutil.rmtree(folder)
             raise
+        (folder / BEGUN).unlink()
+        files.write_hashes(folder, **facts)
+        files.put(folder, out)
+        (out / files.LOCK).unlink()
 
 
 def _write_passages(
@@ -244,11 +244,6 @@ def open_index(folder: Path, searcher: Searcher) -> Index:
     vectors = np.memmap(folder / VECTORS, "<f2", "r", shape=shape)
     places = np.memmap(folder / PLACES, "<i8", "r", shape=shape[:1])
     return Index(folder, facts, vectors, places, np.memmap(folder / PASSAGES, mode="r"))
-
-
-def is_index(folder: Path) -> bool:
-    """Return whether a folder is an index."""
-    return (folder / VECTORS).is_file() and (folder / files.HASHES).is_file()
 
 
 def nearest(
@@ -304,7 +299,7 @@ def search_corpus(
     Of a text the index is written to `index`, or used if it is there; without a name it is removed
     when the search ends.
     """
-    is_one = is_index(corpus)
+    is_one = (corpus / VECTORS).is_file() and (corpus / files.HASHES).is_file()
     require(not (is_one and index), f"{corpus} is an index; leave out the name of another")
     with TemporaryDirectory() as folder:
         place = corpus if is_one else index or Path(folder) / "index"

@@ -132,15 +132,13 @@ def write_card(
     length: int,
     facts: Facts,
     scores: str,
-    labels: Sequence[str] = (),
-    thresholds: Mapping[str, float] = {},
-    windows: Mapping[str, Any] = {},
-    similarity: Similarity | None = None,
     *,
+    settings: Mapping[str, Any],
+    similarity: Similarity | None,
     agreements: Agreements,
     has_generator: bool,
 ) -> str:
-    """Return the text of README.md."""
+    """Return the text of README.md; `settings` are the fields of config.json of the head."""
     kind, sizes, head = network
     layers: dict[int, list[float]] = {}  # first all means, then all states of [CLS]
     for each in similarity.scores if similarity else ():
@@ -157,9 +155,9 @@ def write_card(
         length=length,
         facts=facts,
         scores=scores,
-        labels=list(labels),
-        thresholds=dict(thresholds),
-        windows=windows,
+        labels=[*settings.get("id2label", {}).values()],
+        thresholds=settings.get("thresholds", {}),
+        windows=settings.get("windows", {}),
         overlap=overlap_of(length),
         similarity=similarity,
         layers=list(layers.items()),

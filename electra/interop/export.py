@@ -69,26 +69,12 @@ class Outgoing:
     """Whether it is a fine-tuning, for which a "[SEP]" within a text is text."""
 
     @property
-    def labels(self) -> list[str]:
-        """Names of the outputs of a classifier, or of a regression."""
-        return [*self.settings.get("id2label", {}).values()]
-
-    @property
-    def thresholds(self) -> dict[str, float]:
-        """Probability from which on each of several labels applies; else empty."""
-        return dict(self.settings.get("thresholds", {}))
-
-    @property
-    def windows(self) -> dict[str, Any]:
-        """How a long text is answered, as of `Texts.tell_windows`; empty: it is cut."""
-        return dict(self.settings.get("windows", {}))
-
-    @property
     def graph(self) -> Graph:
         """The whole network."""
         is_number = self.settings.get("problem_type") == "regression"
         sizes, encoder = self.network.sizes, self.network.encoders[0]
-        borders = torch.tensor([*self.thresholds.values()]).logit(eps=1e-6).tolist()
+        thresholds = [*self.settings.get("thresholds", {}).values()]
+        borders = torch.tensor(thresholds).logit(eps=1e-6).tolist()
         head = self.kind, self.module
         return Graph(sizes, encoder, *head, is_number=is_number, borders=borders)
 
@@ -148,12 +134,10 @@ def export(
         card = write_card(
             *(out.name, architecture, (outgoing.kind, outgoing.network.sizes, outgoing.module)),
             *(outgoing.length, facts, scores),
+            settings=outgoing.settings,
+            similarity=similarity,
             agreements=agreements,
             has_generator=len(parts) > 1,
-            labels=outgoing.labels,
-            thresholds=outgoing.thresholds,
-            windows=outgoing.windows,
-            similarity=similarity,
         )
         _sign(folder, outgoing.source)
         write_text(folder / "README.md", card)  # not signed: its publisher adds to it

@@ -6,7 +6,6 @@ from typing import Annotated, ClassVar, Literal
 
 from electra.errors import require
 from electra.model.config import EncoderConfig
-from electra.outside import require_known
 from electra.settings import AtLeast, Needs, Order, Settings, Within
 
 SIZES_OF_GENERATOR = ("hidden_fraction", "layers_fraction", "hidden_size", "num_hidden_layers")
@@ -191,6 +190,9 @@ class MethodConfig(Settings):
 
     def check(self) -> None:
         """Check what the table cannot say."""
-        require_known("method.objective", self.objective, OBJECTIVES, "objectives")
+        if self.objective not in OBJECTIVES:
+            from electra.outside import require_known
+
+            require_known("method.objective", self.objective, OBJECTIVES, "objectives")
         is_known = self.scheme == "joint" or (self.objective, self.scheme) in SCHEMES
         self.must("scheme", is_known, f"be joint for method.objective {self.objective}")

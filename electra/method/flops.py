@@ -96,14 +96,7 @@ def count_stages(objective: Objective, length: int) -> tuple[float, float]:
 def count_run(
     objective: Objective, length: int, batch_size: int, num_steps: int
 ) -> dict[str, float]:
-    """Return the operations of a run: "true" and "paper".
-
-    Args:
-        objective: The networks.
-        length: Row length, tokens.
-        batch_size: Rows per step.
-        num_steps: Steps of the run.
-    """
+    """Return the operations, "true" and "paper", of steps of so many rows of `length` tokens."""
     true = count_true(objective, length) * num_steps * batch_size * length
     return {"true": true, "paper": count_as_the_paper(objective, length, batch_size, num_steps)}
 

@@ -137,9 +137,7 @@ class Objective(nn.Module):
     def rest_until(self, step: int, num_steps: int) -> None:
         """Let a first stage train the generator alone, by its likelihood (generator.warmup_steps).
 
-        Args:
-            step: First step of the stage that follows.
-            num_steps: Steps of the run.
+        The stage that follows begins at `step` of the run's `num_steps`.
         """
         self.is_resting = True
         self.stages = (0, step)
@@ -163,10 +161,8 @@ class Objective(nn.Module):
     def set_constant_predictions(self, frequencies_V: Tensor) -> None:
         """Set the biases of the heads to the best constant predictions.
 
-        The bias of a softmax becomes the log of each token's relative frequency.
-
-        Args:
-            frequencies_V: Number of occurrences of each token, at least 1.
+        The bias of a softmax becomes the log of each token's relative frequency; each occurs at
+        least once.
         """
         for network in self.networks.values():
             if isinstance(network.head, GeneratorHead):
@@ -212,12 +208,7 @@ class Parts:
     starts_trained: bool = False
 
     def encoder(self, sizes: EncoderConfig, shared: Encoder | None = None) -> Encoder:
-        """Return an encoder.
-
-        Args:
-            sizes: Sizes of the encoder.
-            shared: Encoder to share parameters with, as `method.sharing` says; None: share nothing.
-        """
+        """Return an encoder, which shares parameters with another one as `method.sharing` says."""
         sharing = self.method.sharing
         if shared is not None and sharing == "all":
             return shared

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 
-from electra.outside import require_known
 from electra.settings import AtLeast, Needs, Order, Settings, Within
 
 
@@ -79,7 +78,10 @@ class EncoderConfig(Settings):
 
     def check(self) -> None:
         """Check what the table cannot say."""
-        require_known("model.architecture", self.architecture, self.kinds, "bodies")
+        if self.architecture not in self.kinds:
+            from electra.outside import require_known
+
+            require_known("model.architecture", self.architecture, self.kinds, "bodies")
         heads, hidden_size = self.num_attention_heads, self.hidden_size
         divides = hidden_size % heads == 0
         self.must("hidden_size", divides, f"be a multiple of num_attention_heads {heads}")

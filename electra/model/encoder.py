@@ -32,7 +32,6 @@ from electra.model.parts import (
     TransformerLayer,
     make_norm,
 )
-from electra.outside import load_outside
 
 BODIES = {
     "electra": "electra.model.electra",
@@ -45,6 +44,8 @@ BODIES = {
 def find_body(architecture: str) -> Body:
     """Return the parts of an architecture, which another package may have."""
     if architecture not in BODIES:
+        from electra.outside import load_outside
+
         other: Body = load_outside("bodies", architecture, Body)
         return other
     body: Body = import_module(BODIES[architecture]).BODY

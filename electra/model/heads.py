@@ -41,11 +41,8 @@ class GeneratorHead(PredictionHead):
     """The generator's output layer: hidden states to the features that the tied softmax reads.
 
     logits = forward(h) @ table.T + bias. The product itself is left to the loss
-    (masked_lm.py), which needs it at the chosen positions only.
-
-    Args:
-        config: Sizes of the encoder.
-        num_towers: Number of encoders whose states stand side by side in the input.
+    (masked_lm.py), which needs it at the chosen positions only. The states of `num_towers` encoders
+    stand side by side in the input.
     """
 
     def __init__(self, config: EncoderConfig, num_towers: int = 1):

@@ -125,13 +125,8 @@ class TwoTowers(nn.Module):
 
     One transformer reads from the left, one from the right. The prediction at t reads the states at
     t - 1 of the first and at t + 1 of the second. At the first and the last position of a row one
-    side is zero; where tokens attend within their document, also at those of a document.
-
-    Args:
-        before: The tower that attends to earlier positions; its token embeddings are also the table
-            of the softmax.
-        after: The tower that attends to later positions.
-        head: The output layer; its input is twice as wide as a tower.
+    side is zero; where tokens attend within their document, also at those of a document. The token
+    embeddings of the first tower are also the table of the softmax.
 
     Source: run_pretraining.py, two_tower_generator, where the ends wrap around.
     """

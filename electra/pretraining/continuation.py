@@ -1,13 +1,15 @@
-"""What may change when a run is continued by its command, and runs that branch from another."""
+"""Runs that are continued: what may change by their command, what must be there; and branches."""
 
 import dataclasses
 import shutil
+import warnings
 from collections.abc import Collection
 from datetime import timedelta
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from electra.assignments import differences, flatten, override, to_dict
+from electra.assignments import differences, flatten, override
 from electra.checkpoints.checkpoint import find_checkpoint, list_checkpoints, run_of, step_of
 from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import read_manifest
@@ -18,9 +20,14 @@ from electra.files import copy_folder, new_folder, read_object, write_facts, wri
 from electra.method.config import SIZES_OF_GENERATOR
 from electra.model.config import NOT_SIZES
 from electra.pretraining.domains import DOMAINS_FILE
+from electra.pretraining.evaluation import Domains
+from electra.pretraining.init_from import describe_weights
 from electra.pretraining.step import Ranking
-from electra.shards.store import open_shards
+from electra.settings import to_dict
+from electra.shards.store import Shards, open_shards
+from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.config import PretrainConfig
+from electra.training.machine import Machine
 
 MAY_CHANGE = frozenset(
     f"train.{name}"
@@ -52,13 +59,56 @@ def read_run(
     )
     manifest = read_manifest(run)
     source = manifest.get("shards")
-    if not isinstance(source, dict) or not {"folder", "sha256"} <= source.keys():
-        what = f"{run / 'manifest.json'} is damaged"
-        raise UserError(f"{what}: shards must have a folder and a sha256")
+    if source is None:
+        raise UserError(f"{run / 'manifest.json'} is damaged: it lacks the shards")
     if given:
         config, changed = settle(run, config, given)
     ranking = recorded_ranking(manifest, device)
     return config, changed, source, ranking, manifest.get("init_from")
+
+
+def keep_sources(run: Path, shards: Shards, domains: Domains, machine: Machine) -> None:
+    """Write where the shards of a run are now; refuse other old ones, and tell another dtype."""
+    manifest = read_manifest(run)
+    old, evaluated = domains.get("old"), manifest.get("also_evaluate")
+    require(
+        not (old and evaluated) or old.digest == evaluated["sha256"],
+        f"train.also_evaluate {old and old.folder} does not hold the shards that {run} began with: "
+        "their losses could not be compared; choose another --out",
+    )
+    manifest["shards"]["folder"] = str(shards.folder)
+    if old and evaluated:
+        evaluated["folder"] = str(old.folder)
+    write_facts(run / "manifest.json", manifest)
+    now = str(machine.dtype).removeprefix("torch.")
+    before = (manifest["sessions"] or [{}])[-1].get("dtype", now).removeprefix("torch.")
+    if before != now:
+        told = f"in {now}, before in {before}; --set train.precision={before} keeps it"
+        warnings.warn(f"{run} goes on {told}", stacklevel=2)
+
+
+def keep_tokenizer(run: Path, shards: Shards) -> None:
+    """Write the run's tokenizer again where it is damaged; the shards of the run have the same."""
+    try:
+        Tokenizer.load(run / "tokenizer")
+    except UserError:
+        told = f"{run / 'tokenizer'} is damaged; it is written again, as {shards.folder} has it"
+        warnings.warn(told, stacklevel=2)
+        shutil.rmtree(run / "tokenizer", ignore_errors=True)
+        shards.tokenizer.save(run / "tokenizer")
+
+
+def require_begun(run: Path, config: PretrainConfig) -> None:
+    """Refuse other weights than a run began with, which no checkpoint holds yet."""
+    manifest = read_manifest(run)
+    start = manifest.get("init_from") or {}
+    known = {"train.init_from": start, "generator.start_folder": start.get("generator")}
+    for name, described in (known | {"generator.frozen_run": manifest.get("generator")}).items():
+        at = attrgetter(name)(config)
+        require(
+            not described or describe_weights(at)["sha256"] == described["sha256"],
+            f"{name} {at} does not hold the weights that {run} began with; choose another --out",
+        )
 
 
 def find_finished(shards: Path, run: Path, config: PretrainConfig) -> dict[str, Any] | None:

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.profiler import profile, schedule
 
-from electra.assignments import to_dict
 from electra.checkpoints.checkpoint import STATE, Saver, State, describe_networks, write_checkpoint
 from electra.checkpoints.manifest import amend_session, begin_session
 from electra.checkpoints.metrics import MetricsLog, read_metrics
@@ -27,6 +26,7 @@ from electra.method.flops import count_run, count_stages
 from electra.pretraining.evaluation import Domains, evaluate, heldout_rows, view_rows
 from electra.pretraining.guard import ACCEPTED, NOT_FINITE, REASONS
 from electra.pretraining.step import Outcome, Step
+from electra.settings import to_dict
 from electra.shards.examples import Examples
 from electra.shards.store import Shards
 from electra.training.config import PretrainConfig, TrainConfig

@@ -29,8 +29,9 @@ from electra.model.batch import Batch
 from electra.pretraining.guard import MAX_IN_A_ROW
 from electra.pretraining.journal import Journal, Show, SilentJournal, Totals, Window, read_totals
 from electra.pretraining.opening import Opened, open_run, reopen_run
+from electra.pretraining.signals import Requests, heed_signals
 from electra.pretraining.step import Step
-from electra.processes import Interrupted, Requests, heed_signals
+from electra.processes import Interrupted
 from electra.training.config import PretrainConfig, longest_warmup
 from electra.training.distributed import any_rank, from_rank_0, gathered
 from electra.training.optimizer import learning_rate_at

@@ -9,7 +9,6 @@ from electra.method.masking import Vocabulary
 from electra.method.objective import Objective, Parts
 from electra.model.initialisation import without_weights
 from electra.model.parts import TransformerLayer
-from electra.outside import load_outside
 from electra.training.config import PretrainConfig
 
 
@@ -18,6 +17,8 @@ def find_objective(config: PretrainConfig) -> type[Objective]:
     name, scheme = config.method.objective, config.method.scheme
     objective: type[Objective]
     if name not in OBJECTIVES:
+        from electra.outside import load_outside
+
         objective = load_outside("objectives", name, Objective)
         return objective
     place = OBJECTIVES[name] if scheme == "joint" else SCHEMES[name, scheme]
@@ -39,14 +40,7 @@ def build_objective(
     compute_dtype: torch.dtype = torch.float32,
     layer: type[TransformerLayer] | None = None,
 ) -> Objective:
-    """Return the objective that the configuration names, not yet initialised.
-
-    Args:
-        config: Settings of the run.
-        vocabulary: Special ids, size and frequencies of the vocabulary.
-        compute_dtype: As in `Parts`.
-        layer: As in `Parts`.
-    """
+    """Return the objective that the configuration names, not yet initialised; see `Parts`."""
     method, train = config.method, config.train
     parts = Parts(
         config.model,

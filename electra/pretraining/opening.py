@@ -5,19 +5,14 @@ What is done here happens once. The steps are in loop.py.
 
 import dataclasses
 import math
-import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from electra.assignments import to_dict
 from electra.checkpoints.checkpoint import list_checkpoints, run_of
-from electra.checkpoints.folder import read_pretrained, read_run_config
-from electra.checkpoints.manifest import FORMAT, read_manifest
-from electra.checkpoints.saved import SavedModel
+from electra.checkpoints.manifest import FORMAT
 from electra.errors import UserError, command, require
 from electra.files import LOCK, hold, new_folder, sync, write_facts
 from electra.method.objective import Objective
@@ -35,12 +30,16 @@ from electra.pretraining.start import (
 )
 from electra.pretraining.step import Step
 from electra.processes import find_place
+from electra.settings import to_dict
 from electra.shards.examples import Examples
 from electra.shards.store import Shards, fetch_shards, open_shards
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.config import PretrainConfig, TrainConfig, require_schedule
 from electra.training.distributed import from_rank_0, joined, spread, wait_for_all
 from electra.training.machine import Machine, prepare_machine
+
+if TYPE_CHECKING:  # of which a run from scratch needs nothing
+    from electra.checkpoints.saved import SavedModel
 
 
 class Opened(NamedTuple):
@@ -78,10 +77,12 @@ def open_run(
             shards.digest == from_rank_0(shards.digest),
             f"{shards_folder} of this process holds other shards than that of process 0",
         )
-        start = read_pretrained(Path(train.init_from)) if train.init_from else None
-        if start:
+        start = None
+        if train.init_from:
+            from electra.checkpoints.folder import read_pretrained
             from electra.pretraining.init_from import fit_to_start, require_vocabulary
 
+            start = read_pretrained(Path(train.init_from))
             config = fit_to_start(config, start, {"model.causal"})
             require_vocabulary(start, shards)
         require_schedule(config)
@@ -109,6 +110,8 @@ def reopen_run(
     cache: int | None = None,
 ) -> Iterator[Opened]:
     """Yield a run that was begun, or the early end of another, as for `loop.resume`."""
+    from electra.checkpoints.folder import read_run_config
+
     train = (cooldown[1] if cooldown else read_run_config(run)).train
     machine = _prepare(train)
     with joined(machine):
@@ -130,7 +133,13 @@ def _continue(
     cache: int | None,
 ) -> Iterator[Opened]:
     """Yield a run that was begun, with a command's settings if given."""
-    from electra.pretraining.continuation import read_run
+    from electra.checkpoints.folder import read_pretrained
+    from electra.pretraining.continuation import (
+        keep_sources,
+        keep_tokenizer,
+        read_run,
+        require_begun,
+    )
 
     with _writing(run), _hold(run, machine), ExitStack() as stack:
         found = read_run(run, given, machine.name) if machine.rank == 0 else None
@@ -152,14 +161,14 @@ def _continue(
             )
         is_new = from_rank_0(not list_checkpoints(run))
         if machine.rank == 0 and is_new:
-            _require_begun(run, config)
+            require_begun(run, config)
         start = read_pretrained(Path(config.train.init_from)) if begun_from and is_new else None
         examples = _make_examples(shards, config, machine, show)
         stack.enter_context(_caching(examples, cache, config, machine))
         domains = _open_domains(shards, config, machine, show)
         if machine.rank == 0:
-            _keep_sources(run, shards, domains, machine)
-            _keep_tokenizer(run, shards)
+            keep_sources(run, shards, domains, machine)
+            keep_tokenizer(run, shards)
         model = build_begun(config, shards, examples, machine, start, show, is_new=is_new)
         try:
             require_memory(model, config, machine)
@@ -241,52 +250,6 @@ def _prepare(train: TrainConfig) -> Machine:
     return machine
 
 
-def _keep_sources(run: Path, shards: Shards, domains: Domains, machine: Machine) -> None:
-    """Write where the shards of a run are now; refuse other old ones, and tell another dtype."""
-    manifest = read_manifest(run)
-    old, evaluated = domains.get("old"), manifest.get("also_evaluate")
-    require(
-        not (old and evaluated) or old.digest == evaluated["sha256"],
-        f"train.also_evaluate {old and old.folder} does not hold the shards that {run} began with: "
-        "their losses could not be compared; choose another --out",
-    )
-    manifest["shards"]["folder"] = str(shards.folder)
-    if old and evaluated:
-        evaluated["folder"] = str(old.folder)
-    write_facts(run / "manifest.json", manifest)
-    now = str(machine.dtype).removeprefix("torch.")
-    before = (manifest["sessions"] or [{}])[-1].get("dtype", now).removeprefix("torch.")
-    if before != now:
-        told = f"in {now}, before in {before}; --set train.precision={before} keeps it"
-        warnings.warn(f"{run} goes on {told}", stacklevel=2)
-
-
-def _keep_tokenizer(run: Path, shards: Shards) -> None:
-    """Write the run's tokenizer again where it is damaged; the shards of the run have the same."""
-    try:
-        Tokenizer.load(run / "tokenizer")
-    except UserError:
-        told = f"{run / 'tokenizer'} is damaged; it is written again, as {shards.folder} has it"
-        warnings.warn(told, stacklevel=2)
-        shutil.rmtree(run / "tokenizer", ignore_errors=True)
-        shards.tokenizer.save(run / "tokenizer")
-
-
-def _require_begun(run: Path, config: PretrainConfig) -> None:
-    """Refuse other weights than a run began with, which no checkpoint holds yet."""
-    from electra.pretraining.init_from import describe_weights
-
-    manifest = read_manifest(run)
-    start = manifest.get("init_from") or {}
-    known = {"train.init_from": start, "generator.start_folder": start.get("generator")}
-    for name, described in (known | {"generator.frozen_run": manifest.get("generator")}).items():
-        at = attrgetter(name)(config)
-        require(
-            not described or describe_weights(at)["sha256"] == described["sha256"],
-            f"{name} {at} does not hold the weights that {run} began with; choose another --out",
-        )
-
-
 def _hold(run: Path, machine: Machine) -> AbstractContextManager[None]:
     """Lock the run folder, which process 0 writes."""
     return hold(run / LOCK) if machine.rank == 0 else nullcontext()
@@ -325,7 +288,7 @@ def build_begun(
     shards: Shards,
     examples: Examples,
     machine: Machine,
-    start: SavedModel | None,
+    start: "SavedModel | None",
     show: Show,
     *,
     is_new: bool,
@@ -363,7 +326,7 @@ def build_begun(
 
 
 def _create(
-    run: Path, shards: Shards, domains: Domains, step: Step, start: SavedModel | None
+    run: Path, shards: Shards, domains: Domains, step: Step, start: "SavedModel | None"
 ) -> None:
     """Write a run folder with tokenizer, manifest and settings."""
     config = step.config

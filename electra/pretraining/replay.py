@@ -20,8 +20,8 @@ from electra.files import named
 from electra.pretraining.journal import SilentJournal, Totals, Window, read_totals
 from electra.pretraining.loop import Session, load_step
 from electra.pretraining.opening import build_begun
+from electra.pretraining.signals import Requests
 from electra.pretraining.step import Step
-from electra.processes import Requests
 from electra.shards.examples import Examples
 from electra.shards.store import Shards, open_shards
 from electra.tokenizing.tokenizer import Tokenizer

@@ -4,12 +4,12 @@ Shape suffixes: V vocabulary, E embedding size.
 """
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from electra.checkpoints.saved import SavedNetwork
 from electra.errors import require
 from electra.method.masking import Vocabulary
 from electra.method.objective import Objective
@@ -25,6 +25,9 @@ from electra.training.config import PretrainConfig
 from electra.training.distributed import count_parts, shard
 from electra.training.machine import Machine
 from electra.training.optimizer import step_seed
+
+if TYPE_CHECKING:
+    from electra.checkpoints.saved import SavedNetwork
 
 COUNTED_TOKENS = 1 << 22
 """Tokens of a shard that are counted at a time, for which they become int64."""
@@ -70,7 +73,7 @@ def require_equal_shares(config: PretrainConfig, machine: Machine) -> None:
     )
 
 
-def read_frozen(config: PretrainConfig, shards: Shards) -> SavedNetwork:
+def read_frozen(config: PretrainConfig, shards: Shards) -> "SavedNetwork":
     """Return the masked language model of the run `generator.frozen_run`."""
     setting, of = "generator.frozen_run", (shards.tokenizer, shards.folder)
     from electra.pretraining.init_from import read_masked_lm

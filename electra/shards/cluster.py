@@ -11,8 +11,8 @@ from electra.errors import UserError
 from electra.objects import is_url, place_of
 from electra.processes import join_ray
 from electra.shards.pieces import (
-    ENCODERS,
     MAX_ATTEMPTS,
+    Encoder,
     Piece,
     Record,
     explain_killed,
@@ -27,6 +27,9 @@ RAY_CPUS = 0.9
 the pieces, or another one, finds room on a full cluster."""
 RAY_PIECES = 16
 """Most pieces in one call of Ray: ranges of one compressed file are best read in turn."""
+
+ENCODERS: dict[str, Encoder] = {}
+"""Of a process of the cluster, by the digest of the tokenizer."""
 
 
 def run_on_ray(

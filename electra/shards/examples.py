@@ -27,8 +27,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from electra.model.batch import Batch
 from electra.shards.config import ExamplesConfig
+from electra.shards.layout import COLUMNS
 from electra.shards.order import GlobalOrder, Mixing, groups_of
-from electra.shards.store import COLUMNS, Corpus, Shard, allow_open_files
+from electra.shards.store import Corpus, Shard, allow_open_files
 from electra.tokenizing.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -31,17 +31,7 @@ from electra.files import (
 from electra.objects import copy_object, is_url, list_sizes, read_bytes, send
 from electra.shards.cleaning import find_repeats, write_dropped
 from electra.shards.config import PrepareConfig
-from electra.shards.pieces import (
-    RECORD,
-    Piece,
-    Piecewise,
-    hash_documents,
-    heldout_limit,
-    read_texts,
-    select,
-    sum_records,
-)
-from electra.shards.store import (
+from electra.shards.layout import (
     COLUMNS,
     FORMAT,
     MOVES,
@@ -51,6 +41,16 @@ from electra.shards.store import (
     Manifest,
     read_moves,
     shard_name,
+)
+from electra.shards.pieces import (
+    RECORD,
+    Piece,
+    Piecewise,
+    hash_documents,
+    heldout_limit,
+    read_texts,
+    select,
+    sum_records,
 )
 from electra.shards.writing import ShardWriter, describe_part
 from electra.text.characters import replace_surrogates

@@ -48,7 +48,7 @@ from electra.processes import follow_parent, usable_cores
 from electra.shapes import check_shape
 from electra.shards.cleaning import Filters
 from electra.shards.config import PrepareConfig
-from electra.shards.store import PARTS, Count, Parts
+from electra.shards.layout import PARTS, Count, Parts
 from electra.shards.writing import ShardWriter
 from electra.text.characters import group_texts
 from electra.text.documents import RangeBorder, Reader, TextCounts, close_last
@@ -486,6 +486,3 @@ def _start_worker(tokenizer: Tokenizer, folder: Path, scratch: Path | None) -> N
 
 def _prepare_in_worker(piece: Piece) -> Record:
     return prepare_piece(piece, *_worker)
-
-
-ENCODERS: dict[str, Encoder] = {}

@@ -41,6 +41,7 @@ from electra.files import (
 )
 from electra.objects import is_url, place_of, read_bytes, send_new
 from electra.shards.config import PrepareConfig
+from electra.shards.layout import MAX_SHARD_TOKENS, Manifest
 from electra.shards.merging import (
     MAX_GATHERED,
     PIECES,
@@ -58,7 +59,6 @@ from electra.shards.pieces import (
     read_piece,
     run_here,
 )
-from electra.shards.store import MAX_SHARD_TOKENS, Manifest
 from electra.text.sources import Sources, find_sources, look
 from electra.text.streams import STDIN, open_stdin
 from electra.tokenizing.tokenizer import Tokenizer

@@ -1,23 +1,7 @@
 """Token shards: the artefact between `prepare` and `pretrain`, independent of the sequence length.
 
-A shards folder holds
-
-    manifest.json          counts, settings and the sha256 of every shard file, and of these facts
-    tokenizer/             the tokenizer of the shards
-    train-00000.tokens     token ids, uint16 (uint32 when the vocabulary has more than 65,535)
-    train-00000.lines      uint32: the index of the token at which each line begins
-    train-00000.documents  uint32: the index of the token at which each document begins
-    train-00001.tokens ... and heldout-00000.tokens ...: the part for evaluation
-    dropped.jsonl          with prepare's write_dropped: the documents that were left out
-    verified.json          written by readers when the hashes were right
-    moves.json             in a folder that was written to a URL: where the files of some shards are
-
-All numbers are little-endian and are read through memory maps. Shards hold no special tokens, no
-empty lines and no empty documents. The first line and the first document begin at 0. `prepare`
-records neither time nor machine: the same input gives the same bytes.
-
-The folder may lie at a URL. Each of its files is then copied to this machine's disk when it is
-first used (`fetch` in objects.py), and compared with its sha256.
+layout.py says what a shards folder holds. The folder may lie at a URL: each of its files is copied
+to this machine's disk when it is first used (`fetch` in objects.py), and compared with its sha256.
 """
 
 import hashlib
@@ -30,15 +14,24 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from electra.errors import UserError, require
-from electra.files import is_inside, parse_object, read_object, sha256_file, write_json
+from electra.files import parse_object, read_object, sha256_file, write_json
 from electra.objects import TRUSTED_SECONDS, fetch, fetched, is_url, place_of, read_bytes
-from electra.settings import AtLeast
 from electra.shapes import check_shape
+from electra.shards.layout import (
+    COLUMNS,
+    FORMAT,
+    PARTS,
+    VERSION,
+    Manifest,
+    column_dtype,
+    read_moves,
+    shard_name,
+)
 from electra.tokenizing.tokenizer import Tokenizer, tokens_dtype
 
 try:
@@ -46,15 +39,6 @@ try:
 except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
-Part = Literal["train", "heldout"]
-
-FORMAT = "electra-shards"
-VERSION = 1
-PARTS: tuple[Part, ...] = ("train", "heldout")
-COLUMNS = ("tokens", "lines", "documents")
-OFFSET_DTYPE = "<u4"
-MOVES = "moves.json"
-"""Where the files of shards are that are still those of pieces, by the names of the shards."""
 VERIFIED = "verified.json"
 """Memory of `open_shards`: the manifest's sha256 and when each file was changed last."""
 SPARE_FILES, SPARE_MAPS = 256, 4096
@@ -64,71 +48,6 @@ MAX_FETCHES = 8
 FAILED = "failed"
 """File of a cache with the reason why another file is missing, for all processes."""
 WAIT_SECONDS = 0.01
-MAX_SHARD_TOKENS = 1 << 31
-"""Largest `shard_tokens`. A shard ends with a whole document, whose offsets must be below 2**32."""
-
-
-Count = Annotated[int, AtLeast(0)]
-Some = Annotated[int, AtLeast(1)]
-
-
-class Digests(TypedDict):
-    """The sha256 of a shard's columns."""
-
-    tokens: str
-    lines: str
-    documents: str
-
-
-class ShardEntry(TypedDict):
-    """A shard in the manifest; none is empty."""
-
-    name: str
-    num_tokens: Some
-    num_lines: Some
-    num_documents: Some
-    sha256: Digests
-
-
-class PartEntry(TypedDict):
-    """A part in the manifest: sums, and its shards."""
-
-    num_tokens: Count
-    num_lines: Count
-    num_documents: Count
-    shards: list[ShardEntry]
-
-
-class Parts(TypedDict):
-    """The parts in the manifest."""
-
-    train: PartEntry
-    heldout: PartEntry
-
-
-class TextEntry(TypedDict):
-    """What was read; the counts that are shown."""
-
-    files: Count
-    files_of_lines: Count
-    files_of_one_document: NotRequired[Count]
-    invalid_sequences: Count
-    empty: NotRequired[Count]
-    forms: NotRequired[dict[str, Count]]
-
-
-class Manifest(TypedDict):
-    """manifest.json of a shards folder; the fields that are read."""
-
-    format: str
-    version: int
-    dtype: str
-    tokenizer_digest: str
-    text: TextEntry
-    unk_tokens: Count
-    duplicates: Count
-    dropped: dict[str, Count]
-    parts: Parts
 
 
 @dataclass(eq=False)
@@ -172,7 +91,7 @@ class Shard:
             path = _wait_for(self.cache, self.sha256[column])
         elif is_url(path):
             path = fetch(path, self.sha256[column])
-        return np.memmap(path, dtype=_column_dtype(column, self.dtype), mode="r")
+        return np.memmap(path, dtype=column_dtype(column, self.dtype), mode="r")
 
 
 class Corpus(NamedTuple):
@@ -263,20 +182,6 @@ def open_shards(folder: str | Path, *, verify: bool | Literal["anew"] = True) ->
     return Shards(folder, tokenizer, manifest, digest, parts["train"], parts["heldout"])
 
 
-def read_moves(folder: Path) -> dict[str, str]:
-    """Return where the files of shards are that are still those of pieces; empty: there are none.
-
-    Places are names in the folder, without the suffixes of the columns, as are those of shards.
-    """
-    content = read_bytes(folder / MOVES)
-    moves = parse_object(content, folder / MOVES) if content is not None else {}
-    check_shape(moves, dict[str, str], folder / MOVES)
-    for place in moves.values():
-        told = f"{folder / MOVES} is damaged: {place} is no place in the folder"
-        require(is_inside(place), told)
-    return moves
-
-
 def _list_files(
     folder: Path, manifest: dict[str, Any], moves: dict[str, str]
 ) -> tuple[dict[str, tuple[Shard, ...]], dict[str, tuple[int, str]]]:
@@ -290,7 +195,7 @@ def _list_files(
             name, sha256 = shard_name(part, index), entry["sha256"]
             name = moves.get(name, name)
             sizes = {
-                column: entry[f"num_{column}"] * _column_dtype(column, dtype).itemsize
+                column: entry[f"num_{column}"] * column_dtype(column, dtype).itemsize
                 for column in COLUMNS
             }
             shards.append(Shard(entry["num_tokens"], folder / name, sha256, dtype, sizes))
@@ -329,15 +234,6 @@ def _wait_for(folder: Path, name: str) -> Path:
             raise UserError((folder / FAILED).read_text(encoding="utf-8"))
         time.sleep(WAIT_SECONDS)
     return folder / name
-
-
-def shard_name(part: str, index: int) -> str:
-    """Return the name of a shard's files without the suffix."""
-    return f"{part}-{index:05d}"
-
-
-def _column_dtype(column: str, dtype: str) -> np.dtype:
-    return np.dtype(dtype if column == "tokens" else OFFSET_DTYPE)
 
 
 def _check_files(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from electra.shards.store import COLUMNS, OFFSET_DTYPE, shard_name
+from electra.shards.layout import COLUMNS, OFFSET_DTYPE, shard_name
 from electra.tokenizing.tokenizer import tokens_dtype
 
 

@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from electra.errors import did_you_mean, require
+from electra.errors import UserError, did_you_mean
 from electra.tasks.family import Constant, Family, WrittenHead, name_outputs
 from electra.tasks.predictions import (
+    GOLD,
     PROB,
     predictions_name,
     read_answers,
@@ -22,7 +23,6 @@ from electra.tasks.predictions import (
     read_predictions,
     require_right,
     score,
-    write_predictions,
 )
 from electra.tasks.record import Records, read_cells
 from electra.tasks.rows import Outputs, Rows, TaskBatch
@@ -68,8 +68,13 @@ class Labelled(Family):
         return score(self.metrics, labels, decided, len(self.labels))
 
     def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
-        """Return the mean cross-entropy, nats; of weighted classes that times their weights."""
-        logits, labels = outputs["logits"].flatten(0, -2), batch.targets["labels"].flatten()
+        """Return the mean cross-entropy, nats; of weighted classes that times their weights.
+
+        The labels may be probabilities (N, C), those of a teacher.
+        """
+        logits, labels = outputs["logits"].flatten(0, -2), batch.targets["labels"]
+        if not labels.is_floating_point():
+            labels = labels.flatten()
         if "weights" in batch.targets:
             losses = F.cross_entropy(logits, labels, reduction="none")
             return (losses * batch.targets["weights"]).mean()
@@ -86,10 +91,6 @@ class Labelled(Family):
             return {}
         gold = [together.labels.index(label) for (label,) in together.gold]
         return score(self.metrics, gold, together.values.argmax(axis=1).tolist(), len(self.labels))
-
-    def read_answers(self, folder: Path, split: str) -> list[dict[str, Any]]:
-        """Return the predictions, and the probability of each label."""
-        return read_answers(folder / predictions_name(split))
 
     def score_answers(self, folder: Path, split: str, examples: Sequence[Any]) -> dict[str, float]:
         """Return the metrics of the predictions and labels in the file."""
@@ -119,12 +120,10 @@ class Labelled(Family):
             return None
         return f"every dev prediction is {self.labels[int(predicted)]!r}"
 
-    def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
-        """Write label and prediction of each item, and the probability of each label."""
+    def list_gold(self, rows: Rows) -> list[dict[str, Any]]:
+        """Return the label of each item."""
         names = [*self.labels, ""]  # label -1 is unknown
-        gold = [{"label": names[label]} for label in rows.targets["labels"].tolist()]
-        answers = self.describe_answers(rows, outputs)
-        write_predictions(folder / predictions_name(split), gold, answers)
+        return [{GOLD: names[label]} for label in rows.targets["labels"].tolist()]
 
     def describe_blank(self, example: Any) -> dict[str, Any]:
         """Return no `prediction` and no probabilities."""
@@ -172,10 +171,6 @@ class Classification(Texts, Labelled):
         """Return the probabilities (N, C)."""
         return outputs["logits"].softmax(dim=-1)
 
-    def soft_loss(self, outputs: Outputs, answers: Tensor) -> Tensor:
-        """Return the mean cross-entropy with the teacher's probabilities, nats."""
-        return F.cross_entropy(outputs["logits"], answers)
-
     def tally(self, examples: Sequence[Example]) -> Counter[str]:
         """Return the number of examples of each label."""
         return Counter(self.labels[each.label] for each in examples)
@@ -205,5 +200,6 @@ def read_names(split: str, records: Records, labels: Sequence[str]) -> list[int 
 
 def find_label(name: str, labels: Sequence[str]) -> int:
     """Return the place of a label in `labels`; refuse an unknown one."""
-    require(name in labels, f"unknown label {name!r}{did_you_mean(name, labels)}")
+    if name not in labels:  # of each row, so the nearest label is sought only then
+        raise UserError(f"unknown label {name!r}{did_you_mean(name, labels)}")
     return labels.index(name)

@@ -16,6 +16,7 @@ from electra.errors import require
 from electra.model.config import EncoderConfig
 from electra.model.heads import Kind
 from electra.tasks.config import FinetuneConfig
+from electra.tasks.predictions import predictions_name, read_answers, write_predictions
 from electra.tasks.record import Asked, Columns, Record, Records, read_rows
 from electra.tasks.rows import Outputs, Rows, TaskBatch
 from electra.tokenizing.tokenizer import Tokenizer
@@ -69,7 +70,7 @@ class Family(ABC):
     """Whether each row of an item is answered without the others, so that rows of like length can
     be computed together; targets then have a column for each row of an item."""
     learns_from_teachers: ClassVar[bool] = False
-    """Whether `soften` and `soft_loss` are there."""
+    """Whether `soften` is there, and `loss` takes what it returns for "labels"."""
     weighs_classes: ClassVar[bool] = False
     """Whether `weigh` can make rare labels count as much as frequent ones."""
 
@@ -165,10 +166,6 @@ class Family(ABC):
         """Return a teacher's answers (N, ...) as what a student's loss is taken from."""
         raise NotImplementedError
 
-    def soft_loss(self, outputs: Outputs, answers: Tensor) -> Tensor:
-        """Return the mean loss of a batch against a teacher's answers, from `soften`."""
-        raise NotImplementedError
-
     def start_head(self, head: nn.Module, train: Rows) -> None:
         """Give a new head what of train it begins with, such as a bias; by default nothing."""
         return
@@ -200,9 +197,17 @@ class Family(ABC):
     def describe_collapse(self, dev: Rows, outputs: Outputs) -> str | None:
         """Return a note if all predictions on dev are the same but the labels are not."""
 
-    @abstractmethod
+    def list_gold(self, rows: Rows) -> list[dict[str, Any]]:
+        """Return the columns of each item's right answer, "" where it is unknown; by default none.
+
+        Their names begin with `predictions.GOLD`.
+        """
+        return [{}] * len(rows)
+
     def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
-        """Write the predictions on a split into a folder."""
+        """Write the predictions on a split into a folder: by default a table, a line an item."""
+        answers = self.describe_answers(rows, outputs)
+        write_predictions(folder / predictions_name(split), self.list_gold(rows), answers)
 
     def score_ensemble(self, folders: Sequence[Path]) -> dict[str, float]:
         """Return the scores on dev of the mean of the predictions in these folders.
@@ -213,7 +218,7 @@ class Family(ABC):
 
     def read_answers(self, folder: Path, split: str) -> list[dict[str, Any]]:
         """Return what `write_predictions` has kept of `describe_answers`; empty: not enough."""
-        return []
+        return read_answers(folder / predictions_name(split))
 
     def score_answers(self, folder: Path, split: str, examples: Sequence[Any]) -> dict[str, float]:
         """Return the scores of a split by the answers that `write_predictions` has kept.

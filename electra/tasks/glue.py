@@ -14,7 +14,7 @@ from electra.tasks.family import Family, Task
 from electra.tasks.own import Answers, label_all
 from electra.tasks.record import Columns, Records, find_split, find_splits
 from electra.tasks.regression import Regression, read_numbers
-from electra.text.table_files import TableFile, read_table
+from electra.text.table_files import read_table
 from electra.text.tables import TABLE_FORMATS
 
 
@@ -143,7 +143,10 @@ def _read(task: GlueTask, split: str, path: Path) -> Records:
     """Return the records of a file with GLUE's labels; those of a test set are not read."""
     is_labelled = split.startswith(("train", "dev"))
     table = read_table(path, task.columns if is_labelled else (), may_be_short=is_labelled)
-    texts, (label,) = columns = _columns_of(task, table)
+    columns, hub = Columns(task.texts, (task.label,)), task.hub_texts or task.texts
+    if {*hub} <= {*table.columns} and not {*task.texts, task.label} <= {*table.columns}:
+        columns = Columns(hub, ("label",))
+    texts, (label,) = columns
     labels = task.hub_labels or task.labels
 
     def spell(value: object) -> object:
@@ -154,13 +157,6 @@ def _read(task: GlueTask, split: str, path: Path) -> Records:
     rows = [row | {label: spell(row[label])} if label in row else row for row in table.rows]
     read = columns if is_labelled else Columns(texts, ("",))
     return Records(replace(table, rows=rows, names={}), read)
-
-
-def _columns_of(task: GlueTask, table: TableFile) -> Columns:
-    """Return the columns of texts and label: GLUE's own, or the hub's if the table has those."""
-    own, hub = Columns(task.texts, (task.label,)), task.hub_texts or task.texts
-    is_hub = {*hub} <= {*table.columns} and not {*task.texts, task.label} <= {*table.columns}
-    return Columns(hub, ("label",)) if is_hub else own
 
 
 def _find_folder(task: GlueTask, data: Path) -> Path:

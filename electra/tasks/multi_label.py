@@ -22,7 +22,6 @@ from electra.tasks.predictions import (
     read_ensemble,
     read_predictions,
     require_right,
-    write_predictions,
 )
 from electra.tasks.record import Records, lacks_labels
 from electra.tasks.rows import Outputs, Rows, TaskBatch
@@ -81,10 +80,6 @@ class MultiLabel(Texts):
         """Return the probability of each label (N, C)."""
         return outputs["logits"].sigmoid()
 
-    def soft_loss(self, outputs: Outputs, answers: Tensor) -> Tensor:
-        """Return the mean binary cross-entropy with the teacher's probabilities, nats."""
-        return F.binary_cross_entropy_with_logits(outputs["logits"], answers)
-
     def weigh(self, train: Rows) -> Tensor:
         """Return weights (N, C): of a label, items with and without it weigh the same in sum."""
         labels_NC = train.targets["labels"]
@@ -123,10 +118,6 @@ class MultiLabel(Texts):
         said = together.values >= choose_thresholds(gold, together.values, self.headline)
         return score_sets(self.metrics, gold, said)
 
-    def read_answers(self, folder: Path, split: str) -> list[dict[str, Any]]:
-        """Return the predicted labels, and the probability of each label."""
-        return read_answers(folder / predictions_name(split))
-
     def score_answers(self, folder: Path, split: str, examples: Sequence[Any]) -> dict[str, float]:
         """Return the metrics of the predicted and the right labels in the file."""
         path = folder / predictions_name(split)
@@ -162,14 +153,12 @@ class MultiLabel(Texts):
             return None
         return f"every dev prediction is {self._name(said[0])}"
 
-    def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
-        """Write labels and prediction of each item, and the probability of each label."""
-        gold = [
+    def list_gold(self, rows: Rows) -> list[dict[str, Any]]:
+        """Return the labels of each item."""
+        return [
             {SETS: self._name(row) if self.is_labelled(each) else ""}
             for each, row in zip(rows.examples, rows.targets["labels"], strict=True)
         ]
-        answers = self.describe_answers(rows, outputs)
-        write_predictions(folder / predictions_name(split), gold, answers)
 
     def describe_blank(self, example: Any) -> dict[str, Any]:
         """Return no `prediction` and no probabilities."""

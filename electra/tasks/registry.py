@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from electra.assignments import override_from_toml
+from electra.assignments import differences, override_from_toml
 from electra.errors import UserError, require
 from electra.files import require_regular
 from electra.outside import load_outside, require_known
@@ -92,14 +92,10 @@ def _read_windows(task: Task, max_windows: int) -> Task:
 def _read_named(name: str, data: Path, config: FinetuneConfig) -> Task:
     """Return the task of a name in TASKS, as its files have it."""
     require_known("task", name, TASKS, "families")
-    for section, tasks in (
-        *(("squad", SQUAD), ("tagging", (TAGGING,)), ("retrieval", (RETRIEVAL,))),
-    ):
-        settings = getattr(config, section)
-        for key, value in vars(settings).items():
-            is_set = value != getattr(type(settings)(), key)
-            if is_set and name not in tasks:
-                raise UserError(f"{section}.{key} is for {' and '.join(tasks)}, not for {name}")
+    sections = {"squad": SQUAD, "tagging": (TAGGING,), "retrieval": (RETRIEVAL,)}
+    for setting in differences(FinetuneConfig(), config):
+        tasks = sections.get(setting.partition(".")[0], (name,))
+        require(name in tasks, f"{setting} is for {' and '.join(tasks)}, not for {name}")
     if name == OWN:
         _refuse_taken("own.name", config.own.name)
     outside = load_outside("families", name, Family) if name not in READERS else None

@@ -16,14 +16,13 @@ from torch import Tensor
 from electra.errors import UserError, require
 from electra.tasks.family import Constant, WrittenHead, name_outputs
 from electra.tasks.predictions import (
+    GOLD,
     NUMBER,
     predictions_name,
-    read_answers,
     read_ensemble,
     read_predictions,
     require_right,
     score,
-    write_predictions,
 )
 from electra.tasks.record import Records, read_cells
 from electra.tasks.rows import Outputs, Rows, TaskBatch
@@ -72,10 +71,6 @@ class Regression(Texts):
         """Return the numbers (N, T), on the scales of their ranges."""
         return outputs["logits"]
 
-    def soft_loss(self, outputs: Outputs, answers: Tensor) -> Tensor:
-        """Return the mean squared error from the teacher's numbers."""
-        return F.mse_loss(outputs["logits"], answers)
-
     def measure(self, gold_NT: Sequence[Sequence[float]], said_NT: Any) -> dict[str, float]:
         """Return the metrics; of several numbers their means, and then those of each by name."""
         columns = zip(zip(*gold_NT, strict=True), zip(*said_NT, strict=True), strict=True)
@@ -100,10 +95,6 @@ class Regression(Texts):
         gold = [[float(number) for number in each] for each in together.gold]
         return self.measure(gold, together.values.tolist())
 
-    def read_answers(self, folder: Path, split: str) -> list[dict[str, Any]]:
-        """Return the predicted numbers."""
-        return read_answers(folder / predictions_name(split))
-
     def score_answers(self, folder: Path, split: str, examples: Sequence[Any]) -> dict[str, float]:
         """Return the metrics of both kinds of numbers in the file."""
         path = folder / predictions_name(split)
@@ -126,15 +117,13 @@ class Regression(Texts):
             return None
         return f"every dev prediction is {', '.join(map(str, self._unscale(said_NT)[0]))}"
 
-    def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
-        """Write numbers and predictions of each item."""
-        names = [f"label{ending}" for ending in self._endings]
-        gold = [
+    def list_gold(self, rows: Rows) -> list[dict[str, Any]]:
+        """Return the numbers of each item."""
+        names = [f"{GOLD}{ending}" for ending in self._endings]
+        return [
             dict(zip(names, ("" if math.isnan(n) else n for n in each), strict=True))
             for each in self._unscale(rows.targets["labels"])
         ]
-        answers = self.describe_answers(rows, outputs)
-        write_predictions(folder / predictions_name(split), gold, answers)
 
     def describe_answers(self, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
         """Return the `prediction` for each item, or of several numbers `prediction_NAME`."""

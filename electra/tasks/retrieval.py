@@ -34,7 +34,6 @@ from electra.tasks.predictions import (
     GOLD,
     NUMBER,
     predictions_name,
-    read_answers,
     require_right,
     write_predictions,
 )
@@ -201,10 +200,6 @@ class Retrieval(Family):
         placed = zip(_number_queries(examples), rank(rows, outputs), answers, strict=True)
         found = [{"query": query, "rank": place, **answer} for query, place, answer in placed]
         write_predictions(folder / predictions_name(split), gold, found)
-
-    def read_answers(self, folder: Path, split: str) -> list[dict[str, Any]]:
-        """Return the cosines."""
-        return read_answers(folder / predictions_name(split))
 
     def score_answers(self, folder: Path, split: str, examples: Sequence[Any]) -> dict[str, float]:
         """Return the metrics of the ranks in the file."""

@@ -154,7 +154,7 @@ class Reader:
         elif unit in (None, "group"):
             with open_source(path) as (source, stream):
                 if not is_binary(path):
-                    encoding = encoding_of(path, self.settings.encoding)
+                    encoding = encoding_of(path, self.settings)
                     stream = transcode(stream, encoding, self._count_invalid, path)
                     form, stream = self._peek(path, stream)
                 yield form, read(source, stream)
@@ -171,7 +171,7 @@ class Reader:
             return None
         if is_binary(path):
             return None if compression_of(path) else FORMATS[NAMED_FORMS[format_of(path)]].border
-        if not is_utf8(encoding_of(path, self.settings.encoding)):
+        if not is_utf8(encoding_of(path, self.settings)):
             return None
         with open_source(path) as (source, stream):
             form, stream = self._peek(path, stream)

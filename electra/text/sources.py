@@ -32,9 +32,7 @@ from electra.text.streams import (
     check_encoding,
     compression_of,
     decode_beginning,
-    detect,
     find_mark,
-    guess,
     is_utf8,
     looks_utf8,
     name_other,
@@ -187,20 +185,19 @@ def find_sources(paths: Sequence[str], settings: TextConfig = AS_USUAL) -> Sourc
     return Sources(tuple(files), tuple(dict.fromkeys(passed_over)), others, tuple(links))
 
 
-def encoding_of(path: Path, encoding: str) -> str:
+def encoding_of(path: Path, settings: TextConfig) -> str:
     """Return the encoding of a file: the one named, or detected where it has more than ASCII."""
-    if encoding != DETECT:
-        return encoding
+    if settings.encoding != DETECT:
+        return settings.encoding
     if path == STDIN or is_dataset(path) or path.is_fifo():
         return UTF8  # reading it would consume it
-    if is_binary(path):
-        return UTF8
-    with open_source(path) as (_, stream):
-        return _detect(iter(lambda: stream.read(FIRST_BYTES), b"")) or UTF8
+    return look(path, settings).encoding
 
 
 def _detect(blocks: Iterator[bytes]) -> str:
     """Return the encoding of a file, from where it has more than ASCII; "" if it is no text."""
+    from electra.text.encodings import detect
+
     first = itertools.islice(blocks, MAX_ASCII_BLOCKS)
     told = next((block for block in first if not block.isascii() or b"\0" in block), b"")
     return detect(told + next(blocks, b""))
@@ -349,6 +346,8 @@ def why_no_text(first: bytes, encoding: str) -> str:
         return "binary"
     if looks_utf8(first, STRAY_SHARE):
         return ""
+    from electra.text.encodings import guess
+
     try:
         likely = guess(first) if len(first) >= FEW_BYTES else ""
     except UserError:

@@ -29,14 +29,12 @@ from electra.text.characters import MAX_WORD_CHARS
 from electra.tokenizing import alone
 from electra.tokenizing.formats import (
     DEFINING,
-    KNOWN_NAMES,
     WRITTEN_FOR_TRANSFORMERS,
     Definition,
     State,
-    bert_state,
     define,
+    define_bert,
     lowers_case,
-    number_tokens,
     parts_of,
     text_of,
 )
@@ -132,10 +130,7 @@ def _read_file(path: Path, settings: Settings, assumed: bool) -> Definition:
         tokens = read_text(path).replace("\r\n", "\n").removesuffix("\n").split("\n")
         lower, strip, split = (_read_flag(settings, name) for name in BERT_FLAGS)
         lower = assumed if lower is None else lower
-        ids = number_tokens(tokens)
-        missing = [names[0] for names in KNOWN_NAMES.values() if names[0] not in ids]
-        require(not missing, f"the vocabulary lacks the special tokens {', '.join(missing)}")
-        return define(bert_state(ids, lower, strip, split is not False), settings)
+        return define_bert(tokens, lower, strip, split is not False, settings)
 
 
 @contextmanager

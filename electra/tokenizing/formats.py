@@ -75,15 +75,14 @@ class Definition(NamedTuple):
         }
 
 
-def define(state: State, settings: Mapping[str, Any], others: Sequence[str] = ()) -> Definition:
+def define(state: State, settings: Mapping[str, Any]) -> Definition:
     """Return the definition with the special tokens of the settings, else those of known names.
 
-    Those that it lacks are added to `state`, first the `others`, special tokens without a role.
+    Those that it lacks are added to `state`.
     """
     ids = ids_of(state)
     named = {role: _name_of(role, settings, state, ids) for role in KNOWN_NAMES}
-    names = [*others, *named.values()]
-    missing = [name for name in dict.fromkeys(names) if name not in ids]
+    missing = [name for name in dict.fromkeys(named.values()) if name not in ids]
     for name in missing:
         ids[name] = len(ids)
     require(
@@ -96,7 +95,7 @@ def define(state: State, settings: Mapping[str, Any], others: Sequence[str] = ()
         told = ", ".join(f"{name} = {ids[name]}" for name in missing)
         warnings.warn(f"special tokens added at the end of the vocabulary: {told}", stacklevel=2)
     added = {token["content"]: token for token in state["added_tokens"]}
-    for name in names:
+    for name in named.values():
         added.setdefault(name, special_token(name, ids[name]))["special"] = True
     state["added_tokens"] = sorted(added.values(), key=lambda token: token["id"])
     return Definition(state, tuple(named.values()))
@@ -165,11 +164,18 @@ def _mind_unknown(state: dict[str, Any], unk: str) -> None:
         require(model.get("unk_id") is not None, "its model has no unk_id")
 
 
-def bert_state(
-    ids: dict[str, int], lower: bool, strip: bool | None, split: bool, unk: str = "[UNK]"
-) -> State:
-    """Return BERT's WordPiece with BERT's normalisation; flags as BertNormalizer's."""
-    return {
+def define_bert(
+    tokens: Iterable[str],
+    lower: bool,
+    strip: bool | None,
+    split: bool,
+    settings: Mapping[str, Any] = {},
+) -> Definition:
+    """Return BERT's WordPiece of tokens in id order; flags as BertNormalizer's."""
+    ids = number_tokens(tokens)
+    missing = [token for token in SPECIAL_TOKENS if token not in ids]
+    require(not missing, f"the vocabulary lacks the special tokens {', '.join(missing)}")
+    state: State = {
         "added_tokens": [],
         "normalizer": {
             "type": "BertNormalizer",
@@ -182,12 +188,13 @@ def bert_state(
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
         "model": {
             "type": "WordPiece",
-            "unk_token": unk,
+            "unk_token": "[UNK]",
             "continuing_subword_prefix": "##",
             "max_input_chars_per_word": MAX_WORD_CHARS,
             "vocab": ids,
         },
     }
+    return define(state, settings)
 
 
 def special_token(name: str, token_id: int) -> dict[str, Any]:

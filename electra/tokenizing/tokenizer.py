@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import tokenizers
@@ -16,9 +16,8 @@ from tokenizers import processors
 
 from electra.errors import UserError, require, tell_place
 from electra.files import check_hashes, new_folder, parse_json, write_hashes, write_json
+from electra.objects import is_url
 from electra.text.characters import replace_surrogates
-from electra.text.urls import locate
-from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.formats import (
     METASPACE,
     SPECIAL_TOKENS,
@@ -28,8 +27,7 @@ from electra.tokenizing.formats import (
     State,
     absorb_space,
     begins_unspaced,
-    bert_state,
-    define,
+    define_bert,
     describe_for_transformers,
     find_independence,
     lowers_case,
@@ -40,6 +38,9 @@ from electra.tokenizing.formats import (
     special_token,
     strips_accents,
 )
+
+if TYPE_CHECKING:
+    from electra.tokenizing.config import TokenizerConfig
 
 CANNOT = "the tokenizer cannot encode this text"
 
@@ -103,11 +104,8 @@ class Tokenizer:
         split_ideographs: bool = True,
     ) -> None:
         """Build BERT's WordPiece from the tokens in id order; settings as in TokenizerConfig."""
-        ids = number_tokens(tokens)
-        missing = [token for token in SPECIAL_TOKENS if token not in ids]
-        require(not missing, f"the vocabulary lacks the special tokens {', '.join(missing)}")
         strips = lowercase if strip_accents is None else strip_accents
-        self._set_up(define(bert_state(ids, lowercase, strips, split_ideographs), {}))
+        self._set_up(define_bert(tokens, lowercase, strips, split_ideographs))
 
     @classmethod
     def from_definition(cls, definition: Definition) -> Self:
@@ -155,7 +153,7 @@ class Tokenizer:
             self.word_border = BERT_BORDER_OR_IDEOGRAPH if bert["split_ideographs"] else BERT_BORDER
 
     @classmethod
-    def train(cls, texts: Iterable[str], config: TokenizerConfig) -> Self:
+    def train(cls, texts: Iterable[str], config: "TokenizerConfig") -> Self:
         """Return a tokenizer with a new vocabulary; the same corpus gives the same vocabulary."""
         from electra.tokenizing.training import train_bpe, train_tokens, train_unigram
 
@@ -211,7 +209,11 @@ class Tokenizer:
         """
         from electra.tokenizing.foreign import read_definition
 
-        path = locate(path)
+        path = Path(path)
+        if is_url(path):
+            from electra.text.urls import locate
+
+            path = locate(path)
         if path.is_dir():
             check_hashes(path)
         definition = read_definition(path, lowercase)

@@ -130,9 +130,7 @@ def choose_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
     return torch.device("cuda" if has_cuda and name != "cpu" else "cpu")
 
 
-def choose_dtype(
-    precision: Literal["auto", "float32", "bfloat16"], device: torch.device
-) -> torch.dtype:
+def choose_dtype(precision: Precision, device: torch.device) -> torch.dtype:
     """Return the compute dtype; "auto" is bfloat16 where the hardware multiplies it natively."""
     if precision != "auto":
         return getattr(torch, precision)

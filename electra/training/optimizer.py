@@ -160,23 +160,18 @@ def update_unless(is_skipped: Tensor, optimizer: torch.optim.Optimizer, divisor:
     If it is set, parameters, moments and step counters keep their values, bit for bit: torch's
     fused optimizers look at flag and divisor in their kernels, and Muon reads `read_flags`.
 
-    Args:
-        is_skipped: A bool on the parameters' device; gradients may then be NaN or infinite.
-        optimizer: The optimizer, whose parameters have gradients.
-        divisor: By which clipping divides the gradients, float32, at least 1.
+    The flag, a bool, and the divisor of clipping, float32 and at least 1, are on the parameters'
+    device. Gradients of a skipped update may be NaN or infinite.
     """
     optimizer.found_inf, optimizer.grad_scale = is_skipped.float(), divisor  # type: ignore[attr-defined]
     optimizer.step()
 
 
 def step_seed(seed: int, stream: str, step: int) -> int:
-    """Return a 63-bit seed: a hash of (seed, stream, step).
+    """Return a 63-bit seed: a hash of the run's seed, a stream and the number of the step.
 
-    Args:
-        seed: Seed of the run.
-        stream: Name of the use, such as "dropout", "corruption" or "order". Different streams have
-            uncorrelated random numbers.
-        step: Number of the step, from 0.
+    The stream is the name of a use, such as "dropout" or "order". Different streams have
+    uncorrelated random numbers.
     """
     digest = hashlib.blake2b(f"{seed}/{stream}/{step}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from electra import files
-from electra.errors import count_of, require
+from electra.errors import UserError, count_of, require
 from electra.terminal.printing import as_word
 from electra.text.urls import is_url
 from electra.verbs.options import Place
@@ -23,7 +23,8 @@ def as_path(place: Place | None) -> Path | None:
 
 def as_list(values: Iterable[Any]) -> list[Any]:
     """Return a list of values; refuse a text, whose values would be its characters."""
-    require(not isinstance(values, str), f"give a list of texts, as [{str(values)[:40]!r}]")
+    if isinstance(values, str):
+        raise UserError(f"give a list of texts, as [{values[:40]!r}]")
     return list(values)
 
 

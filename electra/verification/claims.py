@@ -9,8 +9,8 @@ from electra.checkpoints.checkpoint import list_checkpoints, verify_checkpoint
 from electra.errors import UserError, count_of, require
 from electra.files import HASHES, check_hashes, read_object, sha256_file
 from electra.pretraining.replay import Absent
+from electra.shards.layout import read_moves
 from electra.shards.merging import list_hashes, moved
-from electra.shards.store import read_moves
 
 
 class Claim(NamedTuple):

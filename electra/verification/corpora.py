@@ -14,8 +14,9 @@ from electra.files import HASHES
 from electra.pretraining.replay import Absent
 from electra.shards.cleaning import Filters
 from electra.shards.config import PrepareConfig
+from electra.shards.layout import COLUMNS
 from electra.shards.pieces import list_pieces, read_texts
-from electra.shards.store import COLUMNS, Shard, Shards, open_shards
+from electra.shards.store import Shard, Shards, open_shards
 from electra.text.documents import TextCounts
 from electra.text.sources import find_sources
 from electra.tokenizing.tokenizer import Tokenizer

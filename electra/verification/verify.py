@@ -13,11 +13,6 @@ from electra.verification.corpora import verify_shards, verify_tokenizer
 from electra.verification.exported import verify_export
 from electra.verification.steps import verify_run
 
-
-def ignore(*proved: object) -> None:
-    """Show nothing of what was proved."""
-
-
 STEPS = 100
 """Most steps of a run that are computed again, unless told."""
 KINDS = {
@@ -48,8 +43,8 @@ def verify(
     text: Sequence[str] = (),
     data: Path | None = None,
     steps: int = STEPS,
-    show: Callable[[Claim], None] = ignore,
-    end: Callable[[Path, Sequence[Claim]], None] = ignore,
+    show: Callable[[Claim], None] = lambda claim: None,
+    end: Callable[[Path, Sequence[Claim]], None] = lambda place, claims: None,
 ) -> list[Claim]:
     """Return every claim of a folder, or of the folders in it, with its proof: `electra.verify`."""
     require(steps >= 1, f"steps must be >= 1, not {steps}")

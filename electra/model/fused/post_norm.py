@@ -1,6 +1,5 @@
 """ELECTRA's layer, written out; its attention may be disentangled (disentangled.py)."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,8 +8,8 @@ from torch import Tensor
 
 from electra.model.config import EncoderConfig
 from electra.model.electra import PostNormLayer
+from electra.model.fused.distances import Distances
 from electra.model.fused.products import (
-    ByDistance,
     Gradients,
     Kept,
     attend,
@@ -19,6 +18,8 @@ from electra.model.fused.products import (
     map_back,
     map_rows,
     parameters_of,
+    score,
+    score_back,
     weight_gradient,
 )
 from electra.model.parts import DropoutMasks
@@ -48,27 +49,17 @@ def apply_post_norm(
     queries_BLH: Tensor | None = None,
     table_RH: Tensor | None = None,
     rows_T: Tensor | None = None,
-    distances_type: Callable[[Tensor, Tensor], ByDistance] | None = None,
 ) -> Tensor:
-    """Return a layer's states.
+    """Return the states of a layer, whose parameters are read; arguments as in its definition.
 
-    Args:
-        layer: The definition, whose parameters are read.
-        x_BLH: As in the definition.
-        mask_BNLL: As in the definition.
-        masks: As in the definition.
-        queries_BLH: As in `DisentangledLayer.forward`.
-        table_RH: As in `RelativePlaces`; None: attention is by content alone.
-        rows_T: As in `RelativePlaces`.
-        distances_type: Makes the scores by distance of the distances' queries and keys.
+    `table_RH` and `rows_T` are those of `RelativePlaces`; None: attention is by content alone.
     """
     B, L, H = x_BLH.shape
     attention, num_heads = layer.attention, layer.attention.num_heads
     of_probs = Kept.draw(attention.dropout, (B * num_heads, L, L), masks)
     of_attended, of_output = (Kept.draw(layer.dropout, (B * L, H), masks) for _ in range(2))
     sum_MH = _PostAttention.apply(
-        *(x_BLH, queries_BLH, table_RH, rows_T, mask_BNLL, of_probs, of_attended),
-        *(num_heads, distances_type),
+        *(x_BLH, queries_BLH, table_RH, rows_T, mask_BNLL, of_probs, of_attended, num_heads),
         *parameters_of(attention.qkv, attention.output),
     )
     parameters = parameters_of(layer.intermediate, layer.output)
@@ -90,7 +81,6 @@ class _PostAttention(torch.autograd.Function):
         of_probs: Kept,
         of_attended: Kept,
         num_heads: int,
-        distances_type: Callable[[Tensor, Tensor], ByDistance] | None,
         *parameters: Tensor,
     ) -> Tensor:
         B, L, H = x_BLH.shape
@@ -105,14 +95,15 @@ class _PostAttention(torch.autograd.Function):
         qkv_3BNLD = qkv_MJ.view(B, L, 3, N, D).permute(2, 0, 3, 1, 4)
         qkv_3ZLD = _swap(qkv_3BNLD, 1, swaps).reshape(3, B * N, L, D)
         distances = None
-        if table_RH is not None and rows_T is not None and distances_type is not None:
+        if table_RH is not None and rows_T is not None:
             qk_RJ = map_rows(table_RH, W_qkv[: 2 * H], b_qkv[: 2 * H])
             q_NRD, k_NRD = qk_RJ.view(-1, 2, N, D).permute(1, 2, 0, 3)
-            distances = distances_type(q_NRD[:, rows_T], k_NRD[:, rows_T.flip(0)])
+            distances = Distances(q_NRD[:, rows_T], k_NRD[:, rows_T.flip(0)])
             mask_BNLL = None if mask_BNLL is None else mask_BNLL.transpose(0, 1)
         size = (N, B) if swaps else (B, N)
         q, k, v = qkv_3ZLD.unbind(0)
-        context_ZLD, probs_ZLL = attend(q, k, v, mask_BNLL, size, of_probs, distances)
+        scores_ZLL = score(q, k) if distances is None else distances.score(q, k)
+        context_ZLD, probs_ZLL = attend(scores_ZLL, v, mask_BNLL, size, of_probs)
         context_BNLD = _swap(context_ZLD.view(*size, L, D), 0, swaps)
         context_MH = context_BNLD.transpose(1, 2).reshape(-1, H)
         if any(ctx.needs_input_grad):
@@ -136,10 +127,12 @@ class _PostAttention(torch.autograd.Function):
         dcontext_BNLD = dcontext_MH.view(B, L, N, D).transpose(1, 2)
         dcontext_ZLD = _swap(dcontext_BNLD, 0, swaps).reshape(-1, L, D)
         dqkv_3ZLD = torch.empty_like(qkv_3ZLD)
-        *_, of_distances = attend_back(
-            *(dcontext_ZLD, *qkv_3ZLD.unbind(0), probs_ZLL, of_probs, *dqkv_3ZLD.unbind(0)),
-            distances=distances,
-        )
+        (q, k, v), (dq, dk, dv) = qkv_3ZLD.unbind(0), dqkv_3ZLD.unbind(0)
+        dscores_ZLL, _ = attend_back(dcontext_ZLD, v, probs_ZLL, of_probs, dv)
+        if distances is None:
+            score_back(dscores_ZLL, q, k, D**-0.5, dq, dk)
+        else:
+            dq_NTD, dk_NTD = distances.score_back(dscores_ZLL, q, k, dq, dk)
         dqkv_3BNLD = _swap(dqkv_3ZLD.view(3, *((N, B) if swaps else (B, N)), L, D), 1, swaps)
         dqkv_MJ = dqkv_3BNLD.permute(1, 3, 0, 2, 4).reshape(B * L, -1)
         db_qkv, dqueries_BLH, dtable_RH = bias_gradient(dqkv_MJ), None, None
@@ -153,14 +146,14 @@ class _PostAttention(torch.autograd.Function):
         else:
             dx_MH = torch.addmm(dsum_MH, dqkv_MJ, W_qkv)
             dW_qkv = weight_gradient(dqkv_MJ, x_MH)
-        if of_distances is not None:
-            dqk_RJ = _gather_rows(*of_distances, rows_T, len(table_RH)).to(table_RH.dtype)
+        if distances is not None:
+            dqk_RJ = _gather_rows(dq_NTD, dk_NTD, rows_T, len(table_RH)).to(table_RH.dtype)
             dtable_RH = dqk_RJ @ W_qkv[: dqk_RJ.shape[1]]
             dW_qkv[: dqk_RJ.shape[1]] += weight_gradient(dqk_RJ, table_RH)
             db_qkv[: dqk_RJ.shape[1]] += bias_gradient(dqk_RJ)
         return (
             *(dx_MH.view(B, L, -1), dqueries_BLH, dtable_RH),
-            *(None,) * 6,
+            *(None,) * 5,
             *(dW_qkv, db_qkv, dW_o, db_o),
         )
 

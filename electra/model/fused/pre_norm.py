@@ -17,6 +17,8 @@ from electra.model.fused.products import (
     map_back,
     map_rows,
     parameters_of,
+    score,
+    score_back,
     weight_gradient,
 )
 from electra.model.modernbert import Places, PreNormLayer
@@ -77,7 +79,8 @@ class _PreAttention(torch.autograd.Function):
         qkv_3BNLD = torch.empty((3, B, N, L, D), dtype=x_BLH.dtype)
         _rotate(mapped_3BNLD[:2], places, 1, qkv_3BNLD[:2])
         qkv_3BNLD[2].copy_(mapped_3BNLD[2])
-        context, probs_ZQX = attend(*_arrange(qkv_3BNLD, places), places.mask, (B, N), of_probs)
+        q, k, v = _arrange(qkv_3BNLD, places)
+        context, probs_ZQX = attend(score(q, k), v, places.mask, (B, N), of_probs)
         context_BNLD = context.view(B, N, -1, D)[:, :, :L]
         context_MH = context_BNLD.transpose(1, 2).reshape(-1, H)
         if of_attended.mask is None and b_o is None:
@@ -106,7 +109,9 @@ class _PreAttention(torch.autograd.Function):
             dcontext_ZQD = places.cut(dcontext_BNLD).flatten(0, 2)
         else:
             dcontext_ZQD = dcontext_BNLD.reshape(-1, L, D)
-        dq, dk, dv, _ = attend_back(dcontext_ZQD, *_arrange(qkv_3BNLD, places), probs_ZQX, of_probs)
+        q, k, v = _arrange(qkv_3BNLD, places)
+        dscores_ZQX, dv = attend_back(dcontext_ZQD, v, probs_ZQX, of_probs)
+        dq, dk = score_back(dscores_ZQX, q, k, D**-0.5)
         dmapped_MJ = torch.empty((B * L, 3 * N * D), dtype=W_qkv.dtype)
         dmapped_3BNLD = dmapped_MJ.view(B, L, 3, N, D).permute(2, 0, 3, 1, 4)
         _rotate(dq.view(B, N, -1, D)[:, :, :L], places, -1, dmapped_3BNLD[0])

@@ -1,6 +1,6 @@
 """Dropout, attention and matrix products of all layers that are written out."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,39 +39,30 @@ class Kept(NamedTuple):
         return x + y if self.mask is None else torch.addcmul(x, y, self.mask, value=self.scale)
 
 
-class ByDistance(Protocol):
-    """Scores of pairs by content and by distance: `Distances` of disentangled.py."""
+def score(q_ZQD: Tensor, k_ZXD: Tensor) -> Tensor:
+    """Return q k^T / sqrt(D), (Z, Q, X)."""
+    return product(q_ZQD, k_ZXD.transpose(1, 2), q_ZQD.shape[2] ** -0.5)
 
-    @property
-    def scale(self) -> float:
-        """Factor of all scores."""
 
-    def score(self, q_ZLD: Tensor, k_ZLD: Tensor) -> Tensor:
-        """Return the scores of all pairs, (Z, L, L)."""
-
-    def score_back(
-        self, dscores_ZLL: Tensor, q: Tensor, k: Tensor, dq: Tensor, dk: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Add to the gradients of query and key; return those of the distances' queries, keys."""
+def score_back(
+    dscores_ZQX: Tensor, q_ZQD: Tensor, k_ZXD: Tensor, scale: float, *out: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of query and key of scale * q k^T, written to `out` if that is given."""
+    dq, dk = out or (None, None)
+    return (
+        product(dscores_ZQX, k_ZXD, scale, dq),
+        product(dscores_ZQX.transpose(1, 2), q_ZQD, scale, dk),
+    )
 
 
 def attend(
-    q_ZQD: Tensor,
-    k_ZXD: Tensor,
-    v_ZXD: Tensor,
-    mask: Tensor | None,
-    size: tuple[int, int],
-    of_probs: Kept,
-    distances: ByDistance | None = None,
+    scores_ZQX: Tensor, v_ZXD: Tensor, mask: Tensor | None, size: tuple[int, int], of_probs: Kept
 ) -> tuple[Tensor, Tensor]:
-    """Return dropout(softmax(q k^T / sqrt(D) + mask)) v (Z, Q, D), and the softmax (Z, Q, X).
+    """Return dropout(softmax(scores + mask)) v (Z, Q, D), and the softmax (Z, Q, X).
 
-    The mask broadcasts to (*size, ..., Q, X), where `size` is (B, N), or with distances (N, B).
+    The mask broadcasts to (*size, ..., Q, X), where `size` is (B, N), or with distances (N, B). It
+    is added to the scores in place.
     """
-    if distances is None:
-        scores_ZQX = product(q_ZQD, k_ZXD.transpose(1, 2), q_ZQD.shape[2] ** -0.5)
-    else:
-        scores_ZQX = distances.score(q_ZQD, k_ZXD)
     if mask is not None:
         scores_ZQX.view(*size, *mask.shape[2:-2], *scores_ZQX.shape[1:]).add_(mask)
     probs_ZQX = scores_ZQX.softmax(dim=-1)
@@ -79,30 +70,13 @@ def attend(
 
 
 def attend_back(
-    dcontext_ZQD: Tensor,
-    q_ZQD: Tensor,
-    k_ZXD: Tensor,
-    v_ZXD: Tensor,
-    probs_ZQX: Tensor,
-    of_probs: Kept,
-    *out: Tensor,
-    distances: ByDistance | None = None,
-) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-    """Return the gradients of query, key and value, written to `out` if that is given.
-
-    The last result is that of the distances' queries and keys, if there are any.
-    """
-    dq, dk, dv = out or (None, None, None)
-    scale_scores = q_ZQD.shape[2] ** -0.5 if distances is None else distances.scale
+    dcontext_ZQD: Tensor, v_ZXD: Tensor, probs_ZQX: Tensor, of_probs: Kept, dv: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of scores and values, the latter written to `dv` if that is given."""
     scale = of_probs.scale
     dv = product(of_probs.drop(probs_ZQX).transpose(1, 2), dcontext_ZQD, scale, dv)
     dprobs_ZQX = of_probs.drop_(product(dcontext_ZQD, v_ZXD.transpose(1, 2), scale))
-    dscores_ZQX = torch._softmax_backward_data(dprobs_ZQX, probs_ZQX, -1, probs_ZQX.dtype)
-    dq = product(dscores_ZQX, k_ZXD, scale_scores, dq)
-    dk = product(dscores_ZQX.transpose(1, 2), q_ZQD, scale_scores, dk)
-    if distances is None:
-        return dq, dk, dv, None
-    return dq, dk, dv, distances.score_back(dscores_ZQX, q_ZQD, k_ZXD, dq, dk)
+    return torch._softmax_backward_data(dprobs_ZQX, probs_ZQX, -1, probs_ZQX.dtype), dv
 
 
 def product(a_ZIJ: Tensor, b_ZJK: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
