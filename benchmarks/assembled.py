@@ -212,5 +212,9 @@ def compile_launch(
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     # A program whose rows do not fit at once takes every `num_programs`-th block of them.
     trips = math.ceil(given["M"] / given["ROWS"] / num_programs) if "M" in given else 1
+    if "PADDED" in given:  # loops over tiles of scores: a row of them, or those of some rows
+        blocks = given["PADDED"] // given["BLOCK"]
+        num_tiles = given.get("B", 1) * given["N"] * blocks**2
+        trips = math.ceil(num_tiles / num_programs) if "B" in given else blocks
     metadata = compiled.metadata
     return read_cubin(compiled.asm["cubin"], metadata.shared, metadata.num_warps, trips)

@@ -68,6 +68,8 @@ OTHERS: dict[str, tuple[str, int, list[str]]] = {
     ),
     "small-wide": ("small", 128, ["generator.hidden_fraction=1", "generator.layers_fraction=0.25"]),
     "base": ("base", 64, []),
+    "deberta": ("deberta-v3-base", 32, []),
+    "deberta-triton": ("deberta-v3-base", 32, ["train.layers=triton"]),
 }
 """Preset, rows, and settings or an option of other measurements."""
 FINETUNINGS = {"cola": "CoLA", "mrpc": "MRPC", "rte": "RTE", "sts-b": "STS-B"}

@@ -88,6 +88,7 @@ ROWS = {
 VARIANTS = {
     **{preset: (preset, []) for preset in ROWS},
     "small, Triton layers": ("small", ["train.layers=triton"]),
+    "deberta-v3-base, Triton layers": ("deberta-v3-base", ["train.layers=triton"]),
     "small, no short rows": ("small", ["examples.short_prob=0"]),
     "small, no dropout": (
         "small",

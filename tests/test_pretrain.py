@@ -964,6 +964,7 @@ def test_bfloat16_is_for_processors_that_multiply_it():
         ("fused", "cpu", True, "not for a compiled step or a divided model; use plain or auto"),
         ("fused", "cuda", False, "not for device cuda; use plain or auto"),
         ("triton", "cpu", True, "they are for a GPU; use plain or auto"),
+        ("triton of modernbert", "cuda", True, "modernbert has none; use plain or auto"),
         pytest.param(
             *("triton", "cuda", True, "Triton is not installed"),
             marks=pytest.mark.skipif(find_spec("triton") is not None, reason="it is installed"),
@@ -971,10 +972,11 @@ def test_bfloat16_is_for_processors_that_multiply_it():
     ],
 )
 def test_layers_are_those_that_the_machine_runs_best(setting, device, compiled, expected):
+    setting, _, body = setting.partition(" of ")
     is_refused = isinstance(expected, str)
     says = f"layers {setting}: .*{expected}"
     with pytest.raises(UserError, match=says) if is_refused else nullcontext():
-        chosen = choose_layers(setting, "electra", torch.device(device), is_plain=compiled)
+        chosen = choose_layers(setting, body or "electra", torch.device(device), is_plain=compiled)
         assert chosen is expected
 
 

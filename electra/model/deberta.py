@@ -163,4 +163,5 @@ BODY = Body(
     RelativePositions,
     DisentangledLayer,
     "disentangled:FusedDisentangledLayer",
+    "TritonDisentangledLayer",
 )

@@ -143,4 +143,11 @@ class PostNormLayer(TransformerLayer):
         }
 
 
-BODY = Body(ElectraConfig, Embeddings, AttentionMask, PostNormLayer, "post_norm:FusedPostNormLayer")
+BODY = Body(
+    ElectraConfig,
+    Embeddings,
+    AttentionMask,
+    PostNormLayer,
+    "post_norm:FusedPostNormLayer",
+    "TritonPostNormLayer",
+)

@@ -31,20 +31,21 @@ def choose_layers(
             Or the setting is triton, and the device is a CPU or Triton is not installed. Or the
             architecture has no such layers.
     """
+    body = find_body(architecture)
     if setting == "triton":
         other = "use plain or auto"
-        require(architecture == "electra", f"layers triton: {architecture} has none; {other}")
+        require(body.triton != "", f"layers triton: {architecture} has none; {other}")
         require(device.type != "cpu", f"layers triton: they are for a GPU; {other}")
         try:
-            from electra.model.triton import TritonPostNormLayer
+            written = import_module("electra.model.triton")
         except ImportError:
             raise UserError(f"layers triton: Triton is not installed; {other}") from None
-        return TritonPostNormLayer
+        own: type[TransformerLayer] = getattr(written, body.triton)
+        return own
     can_fuse = device.type == "cpu" and not is_plain
     place = "a compiled step or a divided model" if is_plain else f"device {device.type}"
     if setting == "fused" and not can_fuse:
         raise UserError(f"layers fused: they are for a CPU, not for {place}; use plain or auto")
-    body = find_body(architecture)
     require(
         setting != "fused" or body.fused != "", f"layers fused: {architecture} has none; use plain"
     )

@@ -199,6 +199,8 @@ class Body(NamedTuple):
     """The definition, which can be hooked and adapted."""
     fused: str = ""
     """Module and class below model/fused/: the same, faster on a CPU. Empty: there is none."""
+    triton: str = ""
+    """Class in model/triton.py: the same, of Triton's kernels. Empty: there is none."""
     ends_with_norm: bool = False
     """Whether a norm follows the last layer."""
 

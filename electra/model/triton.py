@@ -1,9 +1,10 @@
-"""ELECTRA's layer with Triton kernels for a GPU: attention, GELU, residuals with their norms.
+"""Post-norm layers with Triton kernels for a GPU: attention, GELU, residuals with their norms.
 
-The definition is `PostNormLayer`. results/gpu/small-triton.md has the times of an earlier form.
+The definitions are `PostNormLayer` and `DisentangledLayer`. results/gpu/small-triton.md has
+the times of an earlier form of the first.
 
 Shape suffixes: B rows of the batch, L positions, N heads, D size of a head, M = B * L, H hidden
-size, F feed-forward size, J = 3 * H, P programs.
+size, F feed-forward size, J = 3 * H, P programs; R rows of the table of distances, T distances.
 """
 
 from typing import Any
@@ -12,7 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from electra.model.deberta import DisentangledLayer, RelativePlaces
 from electra.model.electra import PostNormLayer
+from electra.model.kernels.disentangled_attention import (
+    attend_back_to_distances,
+    attend_back_to_keys,
+    attend_back_to_queries,
+    attend_back_to_scores,
+    attend_by_distance,
+    can_attend_by_distance,
+    join_distances,
+    pad_length,
+)
 from electra.model.kernels.elementwise import add_norm, add_norm_backward, gelu
 from electra.model.kernels.short_attention import attend, attend_backward, can_attend
 from electra.model.parts import Dropout, DropoutMasks, LayerNorm, Linear
@@ -33,12 +45,16 @@ class TritonPostNormLayer(PostNormLayer):
         """Return what `PostNormLayer.forward` returns."""
         seed_3 = torch.randint(2**31 - 1, (3,), device=x_BLH.device)
         context_BLH = self._attend(x_BLH, mask_BNLL, seed_3[:1], masks)
+        return self._finish(x_BLH, context_BLH, seed_3[1:])
+
+    def _finish(self, x_BLH: Tensor, context_BLH: Tensor, seed_2: Tensor) -> Tensor:
+        """Return the hidden states after the layer, given the heads' results."""
         x_BLH = self._add(
-            x_BLH, context_BLH, self.attention.output, self.attention_norm, seed_3[1:2]
+            x_BLH, context_BLH, self.attention.output, self.attention_norm, seed_2[:1]
         )
         inner_BLF = self.intermediate(x_BLH)
         inner_BLF = _Gelu.apply(inner_BLF) if self.training else F.gelu(inner_BLF)
-        return self._add(x_BLH, inner_BLF, self.output, self.output_norm, seed_3[2:])
+        return self._add(x_BLH, inner_BLF, self.output, self.output_norm, seed_2[1:])
 
     def _attend(
         self, x_BLH: Tensor, mask_BNLL: Tensor | None, seed: Tensor, masks: DropoutMasks | None
@@ -70,6 +86,61 @@ class TritonPostNormLayer(PostNormLayer):
 
     def _prob(self, dropout: Dropout) -> float:
         return dropout.prob if self.training else 0.0
+
+
+class TritonDisentangledLayer(TritonPostNormLayer, DisentangledLayer):
+    """DeBERTa's layer for a CUDA device with Triton, as `TritonPostNormLayer`.
+
+    Where `can_attend_by_distance` is false, as in float32, it is the plain layer.
+    """
+
+    def forward(  # type: ignore[override]
+        self,
+        x_BLH: Tensor,
+        places: RelativePlaces,
+        masks: DropoutMasks | None,
+        queries_BLH: Tensor | None = None,
+    ) -> Tensor:
+        """Return what `DisentangledLayer.forward` returns."""
+        if not can_attend_by_distance(x_BLH, self.attention.num_heads):
+            return DisentangledLayer.forward(self, x_BLH, places, masks, queries_BLH)
+        asking_BLH = x_BLH if queries_BLH is None else queries_BLH
+        seed_3 = torch.randint(2**31 - 1, (3,), device=x_BLH.device)
+        context_BLH = self._attend_by_distance(x_BLH, asking_BLH, places, seed_3[:1], masks)
+        return self._finish(asking_BLH, context_BLH, seed_3[1:])
+
+    def _attend_by_distance(
+        self,
+        x_BLH: Tensor,
+        asking_BLH: Tensor,
+        places: RelativePlaces,
+        seed: Tensor,
+        masks: DropoutMasks | None,
+    ) -> Tensor:
+        """Return the heads' results side by side (B, L, H)."""
+        attention, H = self.attention, x_BLH.shape[2]
+        weight_JH, bias_J = cast_parameters(attention.qkv, x_BLH.dtype)
+        relative_RH = attention.relative_dropout(places.table_RH, masks)
+        relative_RJ = F.linear(relative_RH, weight_JH[: 2 * H], bias_J[: 2 * H])
+        # A look-up as a product: the gradient of a row is then a sum in a fixed order.
+        distances_TJ = _choose_rows(places, x_BLH.shape[1], x_BLH.dtype) @ relative_RJ
+        q_BLJ = F.linear(asking_BLH, weight_JH[:H], bias_J[:H])
+        kv_BLJ = F.linear(x_BLH, weight_JH[H:], bias_J[H:])
+        context_BLND: Tensor = _AttendByDistance.apply(
+            q_BLJ.unflatten(2, (attention.num_heads, -1)),
+            kv_BLJ.unflatten(2, (2, attention.num_heads, -1)),
+            distances_TJ.unflatten(1, (2, attention.num_heads, -1)),
+            *(places.mask, seed, self._prob(attention.dropout)),
+        )
+        return context_BLND.flatten(2)
+
+
+def _choose_rows(places: RelativePlaces, length: int, dtype: torch.dtype) -> Tensor:
+    """Return 1 where a distance has a row of the table, else 0 (T, R)."""
+    R, padded, device = len(places.table_RH), pad_length(length), places.rows_T.device
+    distance_T = torch.arange(1 - padded, padded + 1, device=device)
+    row_T = places.rows_T[(distance_T + length - 1).clamp(0, 2 * length - 2)]
+    return (row_T[:, None] == torch.arange(R, device=device)).to(dtype)
 
 
 def cast_parameters(linear: Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -106,6 +177,35 @@ class _Attend(torch.autograd.Function):
         grad_bias_J = bias_B3ND.sum(dim=0).flatten().to(weight_JH.dtype)
         grad_x_BLH = (grad_MJ @ weight_JH).view(B, L, -1)
         return grad_x_BLH, grad_MJ.T @ x_MH, grad_bias_J, None, None, None, None
+
+
+class _AttendByDistance(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_BLND: Tensor,
+        kv_BL2ND: Tensor,
+        distances_T2ND: Tensor,
+        mask_BNLL: Tensor | None,
+        seed: Tensor,
+        prob: float,
+    ) -> Tensor:
+        ctx.prob, ctx.scale = prob, (3 * q_BLND.shape[3]) ** -0.5
+        given = q_BLND, kv_BL2ND, distances_T2ND, mask_BNLL, seed
+        out_BLND, sums_BNL = attend_by_distance(*given, prob, ctx.scale)
+        ctx.save_for_backward(out_BLND, sums_BNL, *given)
+        return out_BLND
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad_BLND, scale = grads[0].contiguous(), ctx.scale
+        _, _, q_BLND, kv_BL2ND, distances_T2ND, *_ = ctx.saved_tensors
+        probs, grad_scores = attend_back_to_scores(grad_BLND, *ctx.saved_tensors, ctx.prob, scale)
+        grad_q = attend_back_to_queries(grad_scores, kv_BL2ND, distances_T2ND, scale)
+        grad_kv = attend_back_to_keys(grad_BLND, probs, grad_scores, q_BLND, distances_T2ND, scale)
+        sums = attend_back_to_distances(grad_scores, q_BLND, kv_BL2ND, scale)
+        grad_distances = join_distances(sums).to(distances_T2ND.dtype)
+        return grad_q, grad_kv, grad_distances, None, None, None
 
 
 class _Gelu(torch.autograd.Function):

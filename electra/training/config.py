@@ -150,9 +150,9 @@ class TrainConfig(Settings):
     layers: Literal["auto", "plain", "fused", "triton"] = "auto"
     """plain: layers of ordinary modules, which support hooks and adapters. fused: the same layers,
     as one autograd function with a written-out forward and backward pass, for a CPU without
-    torch.compile. triton: the same layers with Triton kernels for attention (rows of at most 128
-    positions, not in float32), GELU, and each residual with its norm, for a CUDA device. auto:
-    fused on a CPU without torch.compile, else plain."""
+    torch.compile. triton: the same layers with Triton kernels for attention (not in float32;
+    electra: rows of at most 128 positions; deberta-v2: any), GELU, and each residual with its norm,
+    for a CUDA device. auto: fused on a CPU without torch.compile, else plain."""
 
     section = "train."
     needs = (

@@ -23,14 +23,15 @@ ROWS, NUM_WARPS, NUM_WARPS_BACKWARD = 64, 4, 8
 and instructions of the cubin for compute capability 9.0 (no spills; several programs a processor
 forward, one backward)."""
 LEAST_BLOCK = 32
-"""Least padded length, for `_find_kept`."""
+"""Least padded length, for `find_kept`."""
 HIDDEN = tl.constexpr(-16384.0)
 """Score of what a mask hides, in base 2: every exponential of it is 0, and beside it a float32
 still gives the number of positions of a row in which everything is hidden."""
 
 
 @triton.jit
-def _load_head(start, rows, columns, stride, length):
+def load_head(start, rows, columns, stride, length):
+    """Return some rows of one head, 0 from `length` on."""
     return tl.load(
         start + rows[:, None] * stride + columns[None, :], mask=rows[:, None] < length, other=0.0
     )
@@ -43,6 +44,15 @@ def _scores(
 ):  # fmt: skip
     """Return the masked scores of some rows of one head in base 2, float32."""
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * 1.4426950408889634)
+    return hide(scores, mask, rows, columns, mask_row, mask_column, L, BLOCK, MASKED)
+
+
+@triton.jit
+def hide(
+    scores, mask, rows, columns, mask_row, mask_column,
+    L: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Return scores in base 2 with the mask added, and without the columns outside."""
     if MASKED == 1:  # alike for all rows
         added = tl.load(mask + columns * mask_column, mask=columns < L, other=0.0)[None, :]
     if MASKED == 2:
@@ -51,7 +61,7 @@ def _scores(
         added = tl.load(mask + places, mask=inside, other=0.0)
     if MASKED:
         scores = tl.maximum(scores + added.to(tl.float32) * 1.4426950408889634, HIDDEN)
-    if L != BLOCK:
+    if L % BLOCK:
         scores = tl.where(columns[None, :] < L, scores, float("-inf"))
     return scores
 
@@ -64,10 +74,13 @@ def pair_numbers(words):
 
 
 @triton.jit
-def _find_kept(seed, head, rows, num_dropped, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """Return which probabilities of some rows of one head dropout keeps."""
-    eighths = tl.arange(0, BLOCK // 8)
-    places = (head * BLOCK + rows[:, None]) * (BLOCK // 8) + eighths[None, :]
+def find_kept(
+    seed, head, rows, first, num_dropped,
+    LENGTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Return which probabilities of some rows of one head dropout keeps, from a column on."""
+    eighths = first // 8 + tl.arange(0, BLOCK // 8)
+    places = (head * LENGTH + rows[:, None]) * (LENGTH // 8) + eighths[None, :]
     a, b, c, d = tl.randint4x(tl.load(seed), places, n_rounds=7)
     numbers = tl.join(
         tl.join(pair_numbers(a), pair_numbers(b)), tl.join(pair_numbers(c), pair_numbers(d))
@@ -90,9 +103,9 @@ def _attend(
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     columns, deep = tl.arange(0, BLOCK), tl.arange(0, D)
     start = qkv + batch.to(tl.int64) * L * 3 * N * D + number * D
-    q = _load_head(start, rows, deep, 3 * N * D, L)
-    k = _load_head(start + N * D, columns, deep, 3 * N * D, L)
-    v = _load_head(start + 2 * N * D, columns, deep, 3 * N * D, L)
+    q = load_head(start, rows, deep, 3 * N * D, L)
+    k = load_head(start + N * D, columns, deep, 3 * N * D, L)
+    v = load_head(start + 2 * N * D, columns, deep, 3 * N * D, L)
     scores = _scores(
         q, k, mask + batch * mask_batch, rows, columns, mask_row, mask_column, scale,
         L, BLOCK, MASKED,
@@ -102,7 +115,7 @@ def _attend(
     total = tl.sum(weights, axis=1)
     tl.store(sums + head * L + rows, largest + tl.log2(total), mask=rows < L)
     if DROPS:
-        kept = _find_kept(seed, head, rows, num_dropped, BLOCK, ROWS)
+        kept = find_kept(seed, head, rows, 0, num_dropped, BLOCK, BLOCK, ROWS)
         weights = tl.where(kept, weights, 0.0)
     context = tl.dot(weights.to(v.dtype), v, input_precision="ieee") * (factor / total)[:, None]
     places = (batch.to(tl.int64) * L + rows[:, None]) * N * D + number * D + deep[None, :]
@@ -122,11 +135,11 @@ def _attend_backward(
     inside = rows[:, None] < L
     first = batch.to(tl.int64) * L * 3 * N * D + number * D
     of_out = batch.to(tl.int64) * L * N * D + number * D
-    q = _load_head(qkv + first, rows, deep, 3 * N * D, L)
-    k = _load_head(qkv + first + N * D, rows, deep, 3 * N * D, L)
-    v = _load_head(qkv + first + 2 * N * D, rows, deep, 3 * N * D, L)
-    g = _load_head(grad + of_out, rows, deep, N * D, L)
-    context = _load_head(out + of_out, rows, deep, N * D, L)
+    q = load_head(qkv + first, rows, deep, 3 * N * D, L)
+    k = load_head(qkv + first + N * D, rows, deep, 3 * N * D, L)
+    v = load_head(qkv + first + 2 * N * D, rows, deep, 3 * N * D, L)
+    g = load_head(grad + of_out, rows, deep, N * D, L)
+    context = load_head(out + of_out, rows, deep, N * D, L)
     scores = _scores(
         q, k, mask + batch * mask_batch, rows, rows, mask_row, mask_column, scale, L, BLOCK, MASKED
     )
@@ -136,7 +149,7 @@ def _attend_backward(
     grad_probs = tl.dot(g, tl.trans(v), input_precision="ieee")
     dropped = probs
     if DROPS:
-        kept = _find_kept(seed, head, rows, num_dropped, BLOCK, BLOCK)
+        kept = find_kept(seed, head, rows, 0, num_dropped, BLOCK, BLOCK, BLOCK)
         dropped = tl.where(kept, probs, 0.0)
         grad_probs = tl.where(kept, grad_probs, 0.0)
     grad_v = tl.dot(tl.trans(dropped.to(g.dtype)), g, input_precision="ieee")
@@ -249,13 +262,24 @@ def _describe(
     qkv_BL3ND: Tensor, mask_BNLL: Tensor | None, prob: float
 ) -> tuple[Tensor, tuple[float, ...], dict[str, int]]:
     """Return the mask of a kernel of attention, its numbers (dropout, strides) and constants."""
-    B, L, _, _, D = qkv_BL3ND.shape
+    _, L, _, _, D = qkv_BL3ND.shape
+    mask, numbers, constants = describe_mask(qkv_BL3ND, mask_BNLL, prob)
+    block = max(LEAST_BLOCK, triton.next_power_of_2(L))
+    return mask, numbers, constants | {"L": L, "D": D, "BLOCK": block}
+
+
+def describe_mask(
+    q: Tensor, mask_BNLL: Tensor | None, prob: float
+) -> tuple[Tensor, tuple[float, ...], dict[str, int]]:
+    """Return mask, numbers (dropout, strides) and constants of what `hide` and `find_kept` do.
+
+    `q` is any tensor that begins with rows and positions; it is the mask if there is none.
+    """
     num_dropped = min(round(65536 * prob), 65535)
-    mask, kind, strides = qkv_BL3ND, 0, (0, 0, 0)
+    mask, kind, strides = q, 0, (0, 0, 0)
     if mask_BNLL is not None:
         kind = 1 if mask_BNLL.shape[2] == 1 else 2
-        mask = mask_BNLL.expand(B, 1, L, L)
+        mask = mask_BNLL.expand(q.shape[0], 1, q.shape[1], q.shape[1])
         strides = mask.stride(0), mask.stride(2), mask.stride(3)
-    block = max(LEAST_BLOCK, triton.next_power_of_2(L))
-    constants = {"L": L, "D": D, "BLOCK": block, "MASKED": kind, "DROPS": int(prob > 0)}
+    constants = {"MASKED": kind, "DROPS": int(prob > 0)}
     return mask, (num_dropped, 65536 / (65536 - num_dropped), *strides), constants
