@@ -4,7 +4,9 @@ A mutant is a file with one error in a function: another operator or comparison,
 one more, a condition turned round, a call left out. The tests run once, and the lines that each
 reaches are noted. Then a process for each mutant runs the tests that reach its line, the fastest
 first, until one fails. results/equivalent-mutants.toml names those that compute the same, with the
-reason. What is at the top level of a module (settings, tables, default values) has no mutants.
+reason. What is at the top level of a module (settings, tables, default values) has no mutants. Nor
+do they reach what a test computes when it is collected, such as its parameters: a survivor in a
+line that ran then is called that.
 """
 
 import argparse
@@ -47,6 +49,8 @@ OTHERS: dict[type, type] = {
 UNTOUCHED = (ast.Raise, ast.Assert, ast.JoinedStr, ast.arguments)
 FIELDS = ("decorator_list", "returns", "annotation")
 """Messages, default values and types have no mutants."""
+COLLECTED = -1
+"""Number of what runs before the first test."""
 SECONDS = 30
 """Of the tests that reach a line those are run, the fastest first, that take so long together."""
 
@@ -142,7 +146,7 @@ class Hunt:
         self.fates: list[str] = []
         self.reached: dict[tuple[str, int], set[int]] = defaultdict(set)
         self.seconds: dict[int, float] = {}
-        self.number = 0
+        self.number = COLLECTED
 
     def trace(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
         """Note the lines of the mutated files."""
@@ -150,6 +154,13 @@ class Hunt:
             return None
         self.reached[frame.f_code.co_filename, frame.f_lineno].add(self.number)
         return self.trace
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_collection(self) -> Iterator[None]:
+        """Note the lines that run before the tests."""
+        sys.settrace(self.trace)
+        yield
+        sys.settrace(None)
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run the tests in this process, and then again in one for each mutant."""
@@ -174,13 +185,14 @@ class Hunt:
         reach = set().union(*(self.reached[str(mutant.path), line] for line in mutant.lines))
         chosen: list[pytest.Item] = []
         left = float(SECONDS)
-        for number in sorted(reach, key=self.seconds.__getitem__):
+        early = ", and it runs when they are collected" * (COLLECTED in reach)
+        for number in sorted(reach - {COLLECTED}, key=self.seconds.__getitem__):
             left -= self.seconds[number]
             chosen += [session.items[number]] if left > 0 or not chosen else []
         if not chosen:
-            return "no test reaches it"
+            return "no test reaches it" + early
         if process := os.fork():
-            return "" if os.waitpid(process, 0)[1] else f"{len(chosen)} tests pass"
+            return "" if os.waitpid(process, 0)[1] else f"{len(chosen)} tests pass{early}"
         signal.alarm(4 * SECONDS)
         place, status = Path(tempfile.mkdtemp()), 0
         session.config._tmp_path_factory._basetemp = place  # type: ignore[attr-defined]
