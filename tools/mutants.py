@@ -126,15 +126,24 @@ def codes_of(code: CodeType) -> Iterator[CodeType]:
             yield from codes_of(each)
 
 
-def apply(mutant: Mutant) -> None:
-    """Give the module's functions, whoever holds them, the mutant's code."""
+def find_functions() -> list[Any]:
+    """Return all functions and caches there are."""
+    return [
+        each
+        for each in gc.get_objects()
+        if type(each) in (FunctionType, functools._lru_cache_wrapper)
+    ]
+
+
+def apply(mutant: Mutant, functions: list[Any]) -> None:
+    """Give those functions that are the module's the mutant's code, and empty the caches."""
     codes = codes_of(compile(mutant.tree, str(mutant.path), "exec"))
     found = {(each.co_qualname, each.co_firstlineno): each for each in codes}
-    for each in gc.get_objects():
-        if type(each) is FunctionType and each.__code__.co_filename == str(mutant.path):
-            each.__code__ = found[each.__code__.co_qualname, each.__code__.co_firstlineno]
-        elif type(each) is functools._lru_cache_wrapper:
+    for each in functions:
+        if type(each) is not FunctionType:
             each.cache_clear()
+        elif each.__code__.co_filename == str(mutant.path):
+            each.__code__ = found[each.__code__.co_qualname, each.__code__.co_firstlineno]
 
 
 class Hunt:
@@ -146,6 +155,7 @@ class Hunt:
         self.fates: list[str] = []
         self.reached: dict[tuple[str, int], set[int]] = defaultdict(set)
         self.seconds: dict[int, float] = {}
+        self.functions: list[Any] = []
         self.number = COLLECTED
 
     def trace(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
@@ -174,6 +184,8 @@ class Hunt:
                 sys.exit(f"{item.nodeid} fails without an error\n{reports[-1].longreprtext}")
             self.seconds[self.number] = time.process_time() - begin
         gc.unfreeze()
+        self.functions = find_functions()
+        gc.freeze()  # what a process does not search is not copied for it
         end = time.monotonic() + 60 * self.minutes
         for mutant in self.mutants:
             if time.monotonic() < end:
@@ -198,7 +210,7 @@ class Hunt:
         place, status = Path(tempfile.mkdtemp()), 0
         session.config._tmp_path_factory._basetemp = place  # type: ignore[attr-defined]
         try:
-            apply(mutant)
+            apply(mutant, self.functions)
             for item, following in zip(chosen, [*chosen[1:], chosen[-1]], strict=True):
                 if any(each.failed for each in runtestprotocol(item, False, following)):
                     status = 1
