@@ -184,6 +184,8 @@ def test_stages_and_breakdown():
         share = 0.25 + 0.75 / 3 if name.startswith("generator") else 0.75
         assert part.train == pytest.approx(share * whole[name].train)
     assert sum(part.train for part in whole.values()) == true_count(small)
+    for name, flops in sketch_objective(small).discriminator.count_flops(128).items():
+        assert whole[f"discriminator: {name}"].forward == flops, name
     for config, steps in ((staged, 250_000), (override(small, [f"{WARM}=1000"]), 1000)):
         model = sketch_objective(config)
         first, second = count_stages(model, 128)
