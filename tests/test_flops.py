@@ -116,6 +116,8 @@ def test_the_papers_count_of_what_the_script_does_not_know():
         FROZEN: rtd - count(generator) / 2,  # a pass backward costs as much as one forward
     }.items():
         assert preset("small", *settings.split()) == pytest.approx(expected, rel=1e-12), settings
+    mlm = sketch_objective(override(small, ["method.objective=mlm"]))
+    assert count_as_the_paper(mlm, 8, 1, 1) == count_training(model, 8, 1, 1)  # no double rounds
 
 
 @pytest.mark.parametrize(("name", "megaflops"), [("small", 70.2), ("base", 668), ("large", 2169)])
