@@ -123,6 +123,7 @@ def test_a_share_is_the_interval_below_it():
     ends = torch.full((1, 64), 1 / SPAN_WORDS)
     unit = masking.find_units(rows.input_ids_BL, rows.input_ids_BL >= 5, ends)
     assert unit.unique_consecutive(return_counts=True)[1].tolist() == [1, 29, 1, 32, 1]
+    assert unit.unique().tolist() == [*range(5)]
 
 
 def test_every_position_is_equally_likely():

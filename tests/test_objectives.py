@@ -671,6 +671,12 @@ ENCODER = 13_483_008
         # A second block: 128 (30,522 + 512 + 2 + 2).
         ("small", ["method.sharing=none"], SMALL + 3_972_864),
         ("small", ["generator.hidden_fraction=1"], 23_122_875),
+        # Less the map of the embeddings, (128 + 1) 256, and a layer.
+        (
+            "small",
+            ["generator.hidden_fraction=1", "generator.shared_layers=1"],
+            23_122_875 - 33_024 - 789_760,
+        ),
         # One encoder, a discriminator's head, a softmax's: 128 (256 + 3) + 30,522.
         ("small", ["method.sharing=all", "generator.hidden_fraction=1"], ENCODER + 66_049 + 63_674),
         ("small", ["method.objective=mlm"], ENCODER + 63_674),
@@ -699,6 +705,7 @@ def test_generators_that_do_not_learn(batch):
     for kind, weights in (("uniform", torch.ones(VOCAB).double()), ("unigram", counts)):
         probs = build(f"generator.kind={kind}").generator.probs_V
         torch.testing.assert_close(probs, weights / weights.sum())
+    assert build().networks["generator"].trained == 1
     model = build("generator.kind=frozen", "generator.frozen_run=run", "method.sharing=none")
     assert not any(each.requires_grad for each in model.generator.parameters())
     assert model.networks["generator"].trained == 0
