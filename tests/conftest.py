@@ -1,11 +1,17 @@
 """Fixtures: the smallest real things of each kind, made once."""
 
 import dataclasses
+import functools
 import gc
 import io
+import json
+import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
 from datetime import timedelta
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -18,6 +24,7 @@ from electra import objects
 from electra.assignments import override
 from electra.checkpoints.folder import read_model
 from electra.checkpoints.names import ELECTRA
+from electra.errors import UserError
 from electra.files import write_json
 from electra.interop.export import export
 from electra.model.batch import Batch
@@ -28,6 +35,7 @@ from electra.pretraining.loop import pretrain
 from electra.processes import Interrupted
 from electra.shards.config import PrepareConfig
 from electra.shards.prepare import prepare
+from electra.tokenizing import alone, foreign
 from electra.tokenizing.config import TokenizerConfig
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training import machine
@@ -36,6 +44,28 @@ from electra.training.config import PretrainConfig
 torch.set_num_threads(1)  # the tests run side by side
 machine.usable_cores = lambda: 1  # threads of two tests would wait for each other, and count
 machine.PEAK_SECONDS = 0.0  # one product, since no test needs the peak
+
+
+def ask(folder, name):
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        return alone.ask(Path(folder), name)
+
+
+@functools.wraps(foreign._run_alone)
+def run_alone(words, seconds, content=""):
+    """A copy of this process asks transformers, which it need not import; `__wrapped__` does."""
+    if words[0] != "ask":
+        return run_alone.__wrapped__(words, seconds, content)
+    import transformers  # noqa: F401
+
+    with ProcessPoolExecutor(1, get_context("fork")) as pool:
+        try:
+            return json.dumps(pool.submit(ask, *words[1:]).result(seconds))
+        except Exception as error:
+            raise UserError(" ".join(str(error).split()) or type(error).__name__) from None
+
+
+foreign._run_alone = run_alone
 
 
 @pytest.fixture(scope="module", autouse=True)

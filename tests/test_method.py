@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from electra.assignments import override
 from electra.method.masking import (
+    SPAN_WORDS,
     Draw,
     Masking,
     Vocabulary,
@@ -19,7 +20,7 @@ from electra.method.masking import (
     count_slots,
     replace,
 )
-from electra.method.measures import NUM_INTERVALS, Measures, count_logits
+from electra.method.measures import NUM_INTERVALS, Measures, count_logits, entropy
 from electra.method.objective import Judgement, Output
 from electra.model.batch import Batch
 from electra.model.fixed_distribution import FixedDistribution
@@ -104,6 +105,25 @@ def test_a_loss_is_divided_by_the_positions_or_by_one(ids, is_chosen):
     assert draw.chosen_BS.any() == is_chosen
     assert (counts.num_chosen, counts.num_maskable) == (1, is_chosen)
     assert (counts.num_real, counts.num_rows) == (2 + is_chosen, 1)
+
+
+@pytest.mark.parametrize("mode", ["paper", "reference"])
+def test_the_shortest_row_has_a_slot(mode):
+    assert count_slots(0.15, 3, mode) == 1
+
+
+def test_a_share_is_the_interval_below_it():
+    """A number that equals 0.8 shows no [MASK], one that equals 1 / 3.8 begins no span."""
+    rows, masking = many_rows(1), masking_of("method.shown_at_mask=80/10/10")
+    shown = torch.tensor([[0.0, 0.8, 0.9]])
+    largest = torch.full((2, 1, 3), 1 - 2**-24)
+    draw = Draw(torch.tensor([[1, 2, 3]]), torch.ones(1, 3).bool(), shown, *largest)
+    ids = rows.input_ids_BL[0, 3].item()
+    assert masking.mask(rows.input_ids_BL, draw)[0, 1:4].tolist() == [MASK, VOCAB - 1, ids]
+    ends = torch.full((1, 64), 1 / SPAN_WORDS)
+    unit = masking.find_units(rows.input_ids_BL, rows.input_ids_BL >= 5, ends)
+    assert unit.unique_consecutive(return_counts=True)[1].tolist() == [1, 29, 1, 32, 1]
+    assert unit.unique().tolist() == [*range(5)]
 
 
 def test_every_position_is_equally_likely():
@@ -235,6 +255,19 @@ def test_short_and_empty_rows_of_the_released_code():
     index, chosen = choose_positions_of_reference(maskable, real, 0.15, uniform)
     assert chosen.sum(dim=1).tolist() == [4, 2, 1, 0]
     assert maskable.gather(1, index)[chosen].all()
+    assert not index[~chosen].any()
+
+
+def test_a_uniform_number_selects_a_place_among_the_maskable_ones_in_row_order():
+    """From 0 to the largest float32 below 1."""
+    maskable = torch.rand(200, 128, generator=rng(0)) < 0.7
+    uniform = torch.rand(200, 19, generator=rng(1))
+    uniform[:, 0], uniform[:, 1] = 0, 1 - 2**-24
+    real = torch.ones_like(maskable)
+    index, _ = choose_positions_of_reference(maskable, real, 0.15, uniform)
+    for row, numbers, places in zip(maskable, uniform.double(), index, strict=True):
+        exact = row.nonzero()[:, 0]
+        assert torch.equal(places, exact[(numbers * len(exact)).long()])
 
 
 def test_a_position_that_is_drawn_twice():
@@ -497,6 +530,10 @@ def test_logits_that_are_nan_are_ties():
     assert output.judgement
     measures.add(output._replace(judgement=output.judgement._replace(logits_BL=logits)))
     assert measures.record()["disc_auc"] == 0.5
+
+
+def test_a_certain_event_has_no_entropy():
+    assert entropy(0) == entropy(1) == 0
 
 
 def test_a_mean_over_nothing_is_no_loss_of_0():

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tools.mutants import apply, find_mutants
+from tools.mutants import apply, find_functions, find_mutants
 
 SOURCE = '''
 LIMIT = 3
@@ -45,7 +45,7 @@ def test_each_mutant_is_one_error_in_a_function_wherever_it_is_held(module, tmp_
     """Default values, messages and what is at the top level have none."""
     held, found = module.small, {}
     for mutant in find_mutants(tmp_path / "limits.py"):
-        apply(mutant)
+        apply(mutant, find_functions())
         module.seen.clear()
         try:
             found[mutant.change] = [held(n) for n in (1, 2, 3)], [*module.seen]

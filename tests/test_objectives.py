@@ -211,7 +211,7 @@ def test_rtd(batch):
     with torch.no_grad():  # a generator that is sometimes right
         model.generator.head.bias[5:20] = 3.0
     for seed in range(20):
-        _, output, *_, expected = compute_rtd(model, batch, seed)
+        draw, output, logits, *_, expected = compute_rtd(model, batch, seed)
         judgement = output.judgement
         assert torch.equal(judgement.is_replaced_BL, judgement.corrupt_ids_BL != ids)
         assert torch.equal(judgement.judged_BL, real)
@@ -220,6 +220,8 @@ def test_rtd(batch):
         num_correct, num_chosen = output.means["sampled_accuracy"]
         assert num_chosen == 14
         assert num_chosen - num_correct == judgement.is_replaced_BL.sum()
+        is_right = (logits.argmax(-1) == ids) & where_chosen(batch, draw)
+        assert output.means["mlm_accuracy"] == (is_right.sum(), 14)
         seen_correct |= bool(num_correct > 0)
         assert output.loss.item() == pytest.approx(expected.item(), rel=1e-6)
     assert seen_correct
@@ -305,6 +307,24 @@ def test_adversarial_by_hand(batch):
     entropy = -(log_probs.exp() * log_probs).sum(-1)[is_chosen]
     total, number = output.means["generator_entropy"]
     torch.testing.assert_close(total / number, entropy.mean(), **CLOSE)
+
+
+def test_a_generator_that_begins_alone(batch):
+    """Its likelihood is the loss, and what it shares with the discriminator rests."""
+    model, whole = build(), build()
+    model.rest_until(3, 12)
+    assert [model.stage_at(step) for step in (0, 2, 3, 11)] == [0, 0, 1, 1]
+    assert model.share_awake == 0.75
+    _, output = compute(model, batch)
+    total, number = output.means["mlm_loss"]
+    torch.testing.assert_close(output.loss.detach(), (total / number).float())
+    assert output.judgement is None
+    kept = {*model.discriminator.parameters()}
+    assert set(model.resting) == kept
+    assert not kept >= {*model.generator.parameters()}
+    model.begin_stage(1)
+    assert not model.resting
+    assert compute(model, batch)[1].loss == compute(whole, batch)[1].loss
 
 
 # The objectives by hand
@@ -651,6 +671,12 @@ ENCODER = 13_483_008
         # A second block: 128 (30,522 + 512 + 2 + 2).
         ("small", ["method.sharing=none"], SMALL + 3_972_864),
         ("small", ["generator.hidden_fraction=1"], 23_122_875),
+        # Less the map of the embeddings, (128 + 1) 256, and a layer.
+        (
+            "small",
+            ["generator.hidden_fraction=1", "generator.shared_layers=1"],
+            23_122_875 - 33_024 - 789_760,
+        ),
         # One encoder, a discriminator's head, a softmax's: 128 (256 + 3) + 30,522.
         ("small", ["method.sharing=all", "generator.hidden_fraction=1"], ENCODER + 66_049 + 63_674),
         ("small", ["method.objective=mlm"], ENCODER + 63_674),
@@ -671,6 +697,26 @@ def test_generator_sizes_outright():
 
 
 # Generators
+
+
+def test_generators_that_do_not_learn(batch):
+    """Fixed distributions have the frequencies that they are named for, a network stands still."""
+    counts = torch.arange(1, VOCAB + 1).double()
+    for kind, weights in (("uniform", torch.ones(VOCAB).double()), ("unigram", counts)):
+        probs = build(f"generator.kind={kind}").generator.probs_V
+        torch.testing.assert_close(probs, weights / weights.sum())
+    assert build().networks["generator"].trained == 1
+    model = build("generator.kind=frozen", "generator.frozen_run=run", "method.sharing=none")
+    assert not any(each.requires_grad for each in model.generator.parameters())
+    assert model.networks["generator"].trained == 0
+    _, output = compute(model, batch)
+    assert heard(model, output.loss) == {"discriminator", "discriminator_head"}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_checkpoint_holds_parameters_alone(name):
+    model = build(*EVERY[name])
+    assert model.state_dict().keys() == dict(model.named_parameters(remove_duplicate=False)).keys()
 
 
 def test_a_low_temperature_draws_the_most_probable_other(batch):
@@ -810,6 +856,8 @@ def test_what_is_kept_begins_alike_whatever_the_objective(start):
 def test_the_first_judgement_is_the_share_of_replaced_tokens(objective, prob):
     """If the generator is never right; of the masked tokens alone it is no share that could be."""
     model = build(f"method.objective={objective}", "method.mask_prob=0.25")
-    model.set_constant_predictions(torch.ones(VOCAB))
+    counts = torch.arange(1, VOCAB + 1)
+    model.set_constant_predictions(counts)
+    torch.testing.assert_close(model.generator.head.bias.exp(), counts / counts.sum())
     bias = model.discriminator_head.dense_prediction.bias
     torch.testing.assert_close(bias.sigmoid(), torch.tensor([prob]))

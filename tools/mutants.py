@@ -4,7 +4,9 @@ A mutant is a file with one error in a function: another operator or comparison,
 one more, a condition turned round, a call left out. The tests run once, and the lines that each
 reaches are noted. Then a process for each mutant runs the tests that reach its line, the fastest
 first, until one fails. results/equivalent-mutants.toml names those that compute the same, with the
-reason. What is at the top level of a module (settings, tables, default values) has no mutants.
+reason. What is at the top level of a module (settings, tables, default values) has no mutants. Nor
+do they reach what a test computes when it is collected, such as its parameters: a survivor in a
+line that ran then is called that.
 """
 
 import argparse
@@ -47,6 +49,8 @@ OTHERS: dict[type, type] = {
 UNTOUCHED = (ast.Raise, ast.Assert, ast.JoinedStr, ast.arguments)
 FIELDS = ("decorator_list", "returns", "annotation")
 """Messages, default values and types have no mutants."""
+COLLECTED = -1
+"""Number of what runs before the first test."""
 SECONDS = 30
 """Of the tests that reach a line those are run, the fastest first, that take so long together."""
 
@@ -122,15 +126,24 @@ def codes_of(code: CodeType) -> Iterator[CodeType]:
             yield from codes_of(each)
 
 
-def apply(mutant: Mutant) -> None:
-    """Give the module's functions, whoever holds them, the mutant's code."""
+def find_functions() -> list[Any]:
+    """Return all functions and caches there are."""
+    return [
+        each
+        for each in gc.get_objects()
+        if type(each) in (FunctionType, functools._lru_cache_wrapper)
+    ]
+
+
+def apply(mutant: Mutant, functions: list[Any]) -> None:
+    """Give those functions that are the module's the mutant's code, and empty the caches."""
     codes = codes_of(compile(mutant.tree, str(mutant.path), "exec"))
     found = {(each.co_qualname, each.co_firstlineno): each for each in codes}
-    for each in gc.get_objects():
-        if type(each) is FunctionType and each.__code__.co_filename == str(mutant.path):
-            each.__code__ = found[each.__code__.co_qualname, each.__code__.co_firstlineno]
-        elif type(each) is functools._lru_cache_wrapper:
+    for each in functions:
+        if type(each) is not FunctionType:
             each.cache_clear()
+        elif each.__code__.co_filename == str(mutant.path):
+            each.__code__ = found[each.__code__.co_qualname, each.__code__.co_firstlineno]
 
 
 class Hunt:
@@ -142,7 +155,8 @@ class Hunt:
         self.fates: list[str] = []
         self.reached: dict[tuple[str, int], set[int]] = defaultdict(set)
         self.seconds: dict[int, float] = {}
-        self.number = 0
+        self.functions: list[Any] = []
+        self.number = COLLECTED
 
     def trace(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
         """Note the lines of the mutated files."""
@@ -150,6 +164,13 @@ class Hunt:
             return None
         self.reached[frame.f_code.co_filename, frame.f_lineno].add(self.number)
         return self.trace
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_collection(self) -> Iterator[None]:
+        """Note the lines that run before the tests."""
+        sys.settrace(self.trace)
+        yield
+        sys.settrace(None)
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run the tests in this process, and then again in one for each mutant."""
@@ -163,6 +184,8 @@ class Hunt:
                 sys.exit(f"{item.nodeid} fails without an error\n{reports[-1].longreprtext}")
             self.seconds[self.number] = time.process_time() - begin
         gc.unfreeze()
+        self.functions = find_functions()
+        gc.freeze()  # what a process does not search is not copied for it
         end = time.monotonic() + 60 * self.minutes
         for mutant in self.mutants:
             if time.monotonic() < end:
@@ -174,18 +197,20 @@ class Hunt:
         reach = set().union(*(self.reached[str(mutant.path), line] for line in mutant.lines))
         chosen: list[pytest.Item] = []
         left = float(SECONDS)
-        for number in sorted(reach, key=self.seconds.__getitem__):
+        early = ", and it runs when they are collected" * (COLLECTED in reach)
+        for number in sorted(reach - {COLLECTED}, key=self.seconds.__getitem__):
             left -= self.seconds[number]
             chosen += [session.items[number]] if left > 0 or not chosen else []
         if not chosen:
-            return "no test reaches it"
+            return "no test reaches it" + early
         if process := os.fork():
-            return "" if os.waitpid(process, 0)[1] else f"{len(chosen)} tests pass"
-        signal.alarm(4 * SECONDS)
+            return "" if os.waitpid(process, 0)[1] else f"{len(chosen)} tests pass{early}"
+        signal.setitimer(signal.ITIMER_PROF, 4 * SECONDS)  # of its own: others may be busy
+        signal.alarm(100 * SECONDS)
         place, status = Path(tempfile.mkdtemp()), 0
         session.config._tmp_path_factory._basetemp = place  # type: ignore[attr-defined]
         try:
-            apply(mutant)
+            apply(mutant, self.functions)
             for item, following in zip(chosen, [*chosen[1:], chosen[-1]], strict=True):
                 if any(each.failed for each in runtestprotocol(item, False, following)):
                     status = 1

@@ -167,10 +167,10 @@ def choose_positions_of_reference(
 
     Source: pretrain_helpers.mask.
     """
-    length, num_slots = maskable_BL.shape[1], uniform_BS.shape[1]
+    num_slots = uniform_BS.shape[1]
     wanted_B = (mask_prob * real_BL.sum(dim=1)).round().clamp(min=1, max=num_slots)
     num_maskable_B1 = maskable_BL.sum(dim=1, keepdim=True)
-    rank_BS = (uniform_BS * num_maskable_B1).long().clamp_(max=length - 1)
+    rank_BS = (uniform_BS * num_maskable_B1).long()
     # The maskable positions of a row in row order, followed by all other positions.
     places_BL = (~maskable_BL).int().argsort(dim=1, stable=True)
     slot_S = torch.arange(num_slots, device=real_BL.device)
@@ -293,7 +293,7 @@ class Masking(nn.Module):
         if not random_share:
             return masked_ids_BL
         is_random_BS = draw.chosen_BS & ~is_mask_BS & (draw.shown_BS < mask_share + random_share)
-        random_BS = (draw.random_BS * self.vocab_size).long().clamp_(max=self.vocab_size - 1)
+        random_BS = (draw.random_BS * self.vocab_size).long()
         return replace(masked_ids_BL, draw._replace(chosen_BS=is_random_BS), random_BS)
 
     def corrupt(self, input_ids_BL: Tensor, draw: Draw, sampled_BS: Tensor) -> Tensor:
