@@ -9,7 +9,7 @@ import dataclasses
 import gc
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,7 @@ from electra.processes import Interrupted
 from electra.training.config import PretrainConfig, longest_warmup
 from electra.training.distributed import any_rank, from_rank_0, gathered
 from electra.training.optimizer import learning_rate_at
+from electra.training.watchdog import watched
 
 
 def pretrain(
@@ -189,12 +190,15 @@ class Session:
     journal: Journal | SilentJournal
     window: Window
     requests: Requests
+    watch: Callable[[int], None]
+    """Takes the number of each step that begins."""
     learning_rate: float = 0.0
     """Of the last step."""
 
     def take(self, number: int) -> None:
         """Run the step with this number."""
         step, window, was_compiled = self.step, self.window, self.step.compiled
+        self.watch(number)
         if number in step.model.stages[1:]:
             step.begin_stage(step.model.stage_at(number))
         self.learning_rate = find_learning_rate(number, step.model, step.config)
@@ -271,8 +275,8 @@ def _begin(opened: Opened, show: Show, end: float) -> Iterator[Session]:
             else SilentJournal()
         )
         stack.enter_context(_without_collector())
-        window = Window(step, totals)
-        yield Session(run, step, totals.step, end, batches, journal, window, requests)
+        window, watch = Window(step, totals), stack.enter_context(watched(machine))
+        yield Session(run, step, totals.step, end, batches, journal, window, requests, watch)
 
 
 def _load_newest(run: Path, step: Step) -> Totals:
