@@ -190,7 +190,7 @@ class Session:
     journal: Journal | SilentJournal
     window: Window
     requests: Requests
-    watch: Callable[[int], None]
+    watch: Callable[[int], None] = lambda step: None
     """Takes the number of each step that begins."""
     learning_rate: float = 0.0
     """Of the last step."""
