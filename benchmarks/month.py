@@ -5,7 +5,8 @@
 Simulated: runs of 30 days of steps on 8, 64 and 512 GPUs. Failures come at the rates of LOGS; some
 machines fail more often than others, and most restarts fail. What a failure costs is the work since
 the last whole checkpoint, the failed restarts, and a start. Seconds of a start and of a save are
-measured here, with a run of the preset --large (a step is small, its checkpoints have their size).
+measured here, with a run of the preset --large (a step is small, its checkpoints have their size),
+as seconds of one core.
 Goodput is the share of the time in which steps were computed that were kept. Beside it: what
 Young's and Daly's formulas promise for the same mean times (Young 1974; Daly 2006, with the
 seconds until a checkpoint is whole counted as seconds of a restart).
@@ -13,7 +14,7 @@ seconds until a checkpoint is whole counted as seconds of a restart).
 Killed: a small run on one core, whose --steps take the place of the 30 days. SIGKILL comes at the
 drawn times of 512 GPUs, in proportion, and inside the starts that the schedule lets fail; then the
 same command follows. Its files at the end are compared with those of a run that nobody disturbed,
-and its lost steps and goodput with what the simulator says of the same failures and seconds.
+and its lost steps with what the simulator says of the same failures.
 """
 
 import argparse
@@ -37,7 +38,7 @@ from benchmarks.reliability import make_config, make_shards
 from electra.assignments import override, to_dict
 from electra.checkpoints.checkpoint import find_checkpoint, list_checkpoints, step_of
 from electra.checkpoints.manifest import find_commit
-from electra.errors import UserError, require
+from electra.errors import UserError
 from electra.files import sha256_file, write_json, write_text
 from electra.presets import PRESETS
 from electra.reports.rendering import Table, to_markdown
@@ -65,7 +66,7 @@ from electra.assignments import from_dict
 shards, run, config = sys.argv[1:]
 def show(record):
     if record["part"] == "train":
-        print(record["step"], time.time(), flush=True)
+        print(record["step"], time.time(), time.thread_time(), flush=True)
 pretrain(Path(shards), Path(run), from_dict(PretrainConfig, json.loads(config)), show)
 """
 
@@ -179,18 +180,18 @@ def launch(shards: Path, run: Path, config: PretrainConfig) -> subprocess.Popen[
     """Start or continue a run, which prints each step and its time."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
-    words = [sys.executable, "-c", CHILD, shards, run, json.dumps(to_dict(config))]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(list(map(str, words)), env=environment, text=True, **pipes)
+    words = [sys.executable, "-c", CHILD, str(shards), str(run), json.dumps(to_dict(config))]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, env=environment, stdout=pipe, stderr=pipe, text=True)
 
 
-def parse(printed: str) -> list[tuple[int, float]]:
-    """Return steps and times of whole lines."""
+def parse(printed: str) -> list[tuple[int, float, float]]:
+    """Return of whole lines: steps, times, and seconds of the core since the start."""
     lines = [line.split() for line in printed.splitlines(keepends=True) if line.endswith("\n")]
-    return [(int(step), float(at)) for step, at in lines]
+    return [(int(step), float(at), float(spent)) for step, at, spent in lines]
 
 
-def finish(process: subprocess.Popen[str]) -> list[tuple[int, float]]:
+def finish(process: subprocess.Popen[str]) -> list[tuple[int, float, float]]:
     """Return what a run printed until its end; an exception has the words of a failed one."""
     printed, words = process.communicate()
     if process.returncode:
@@ -203,74 +204,72 @@ def measure(
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Return seconds of a step, of a start behind a checkpoint and of a save, and its bytes.
 
-    Also the sha256 of what the run, which nobody disturbs, has at its end.
+    They are seconds of the core, which other work on the machine does not change, but for those
+    until a checkpoint is whole. Also the sha256 of what the undisturbed run has at its end.
     """
     every = config.train.save_every
     config = override(config, [f"train.keep_checkpoints={config.train.steps}"])
-    at = dict(finish(launch(shards, run, config)))
-    gaps = {step: at[step + 1] - at[step] for step in at if step + 1 in at}
+    found = finish(launch(shards, run, config))
+    spent = {step: each for step, _, each in found}
+    gaps = {step: spent[step + 1] - spent[step] for step in spent if step + 1 in spent}
     step = statistics.median(gap for step, gap in gaps.items() if step % every)
     saves = statistics.median(gap for step, gap in gaps.items() if step % every == 0)
     folders = {step_of(folder): folder for folder in list_checkpoints(run)}
     # A folder's status changes last when it gets its name, which it has when all is on the disk.
-    write = statistics.median(folders[n].stat().st_ctime - at[n] for n in folders if n in gaps)
+    at = {step: each for step, each, _ in found}
+    write = statistics.median(folders[n].stat().st_ctime - at[n] for n in folders)
     end = hash_end(run)
-    began = time.time()
     longer = [f"train.steps={config.train.steps + every}"]
-    _, first = finish(launch(shards, run, override(config, longer)))[0]
+    _, _, start = finish(launch(shards, run, override(config, longer)))[0]
     size = sum(path.stat().st_size for path in folders[max(folders)].rglob("*"))
     shutil.rmtree(run)
     block = max(saves - step, 1e-3)
-    seconds = {"step": step, "start": first - began - step, "block": block}
+    seconds = {"step": step, "start": start - step, "block": block}
     return {**seconds, "write": max(write, block), "checkpoint_bytes": size}, end
 
 
 def endure(
-    shards: Path, run: Path, config: PretrainConfig, failures: Iterable[Failure], unit: float,
-    start: float, seed: int,
-) -> dict[str, Any]:  # fmt: skip
-    """Kill a run at drawn times, in units of the compressed clock, until it has ended."""
-    rng, spent = np.random.default_rng(seed), list[float]()
-    starts, uptimes, lost = list[float](), list[float](), list[int]()
-    in_saves = kills = last = 0
-    began = time.time()
+    shards: Path, run: Path, config: PretrainConfig, failures: Iterable[Failure], seed: int
+) -> dict[str, Any]:
+    """Kill a run after so many steps of each session, its uptime, until it has ended.
+
+    SIGKILL comes at any moment of the next step, and at any moment of the starts that fail.
+    """
+    rng = np.random.default_rng(seed)
+    kills = in_starts = in_saves = lost = last = 0
     for uptime, failed in failures:
-        at = time.time()
+        began = time.monotonic()
         process = launch(shards, run, config)
         assert process.stdout
-        first = process.stdout.readline()
-        if not first:
-            finish(process)
-        step, begun = parse(first)[0]
-        starts.append(begun - at)
-        lost += [last - (step - 1)] if last else []
-        uptimes.append(uptime * unit)
-        try:
-            process.wait(max(0.0, begun + uptime * unit - time.time()))
+        steps = (parse(line)[0][0] for line in iter(process.stdout.readline, ""))
+        first = next(steps, 0)
+        start = time.monotonic() - began
+        lost += last - (first - 1) if last and first else 0
+        step, until = first, first + int(uptime)
+        began = time.monotonic()
+        while step and step < until:
+            step = next(steps, 0)
+        if not step:
             finish(process)
             break
-        except subprocess.TimeoutExpired:
-            process.kill()
-        last = [(step, begun), *parse(process.communicate()[0])][-1][0]
+        time.sleep(rng.uniform() * (time.monotonic() - began) / max(1, step - first))
+        process.kill()
+        last = max([step, *steps])
+        process.wait()
         kills += 1
         in_saves += any((run / "checkpoints").glob("*.incomplete"))
         for _ in range(failed):
-            at = time.time()
             process = launch(shards, run, config)
-            time.sleep(start * rng.uniform(0.1, 0.9) + RETRY_SECONDS * unit)
+            time.sleep(start * rng.uniform(0.1, 0.9))
             process.kill()
-            kills += 1
-            last = max([last, *(step for step, _ in parse(process.communicate()[0]))])
-            spent.append(time.time() - at)
+            process.communicate()
+            in_starts += 1
     return {
-        "kills": kills,
-        "of them in a start": len(spent),
-        "of them in a save": in_saves,
-        "seconds": time.time() - began,
-        "lost_steps": sum(lost),
-        "start": statistics.mean(starts),
-        "retry": statistics.mean(spent) if spent else 0.0,
-        "uptimes": uptimes,
+        "kills": kills + in_starts,
+        "kills_in_a_start": in_starts,
+        "kills_in_a_save": in_saves,
+        "failures": kills,
+        "lost_steps": lost,
     }
 
 
@@ -282,30 +281,20 @@ def hash_end(run: Path) -> dict[str, str]:
 
 def kill(work: Path, shards: Path, config: PretrainConfig, log: str, seed: int) -> dict[str, Any]:
     """Return what the killed run was, beside the undisturbed one and the simulator's words."""
+    steps, every = config.train.steps, config.train.save_every
     times, end = measure(work / "whole", shards, config)
-    seconds = config.train.steps * times["step"]
-    schedule = list(itertools.islice(draw(np.random.default_rng(seed), 512, LOGS[log]), 1000))
-    unit, cycle = seconds / MONTH, config.train.save_every * times["step"] + times["write"]
-    between = unit * DAY / (512 * LOGS[log])
-    require(
-        between > 2 * cycle,
-        f"--steps {config.train.steps} have a failure each {between:.1f} s, and a checkpoint each "
-        f"{cycle:.1f} s: give at least {math.ceil(2 * cycle / between * config.train.steps)}",
-    )
-    found = endure(shards, work / "run", config, schedule, unit, times["start"], seed)
-    own = Times(found["start"] - times["step"], times["block"], times["write"], found["retry"])
-    scaled = [Failure(uptime * unit, failed) for uptime, failed in schedule]
-    told = simulate(seconds, config.train.save_every * times["step"], own, scaled)
+    schedule = itertools.islice(draw(np.random.default_rng(seed), 512, LOGS[log]), 10 * steps)
+    failures = [Failure(uptime * steps / MONTH, failed) for uptime, failed in schedule]
+    found = endure(shards, work / "run", config, failures, seed)
+    told = simulate(steps, every, Times(0, 0, times["write"] / times["step"], 0), failures)
     return {
         "log": log,
-        "steps": config.train.steps,
-        "save_every": config.train.save_every,
+        "steps": steps,
+        "save_every": every,
         "measured": times,
         **found,
-        "goodput": seconds / found["seconds"],
-        "simulated_lost_steps": told.lost / times["step"],
-        "simulated_goodput": seconds / told.wall,
         "simulated_failures": told.failures,
+        "simulated_lost_steps": told.lost,
         "sha256": hash_end(work / "run"),
         "same_bits": hash_end(work / "run") == end,
     }
@@ -331,16 +320,17 @@ def tabulate(record: dict[str, Any]) -> str:
         f"{record['device']}, commit {record['commit']}, seed {record['seed']}. Simulated: "
         f"{record['months']:,} months of 30 days of steps for each row; one of three restarts "
         f"succeeds, 11 minutes apart. Measured with `{large['preset']}`: a start takes "
-        f"{large['start']:.1f} s, a save delays the steps by {large['block']:.2f} s and is whole "
+        f"{large['start']:.1f} s of a core, a save delays the steps by {large['block']:.2f} s and is whole "
         f"after {large['write']:.1f} s ({large['checkpoint_bytes'] / 1e9:.2f} GB)."
     )
     real = (
-        f"Killed: {killed['steps']} steps of a small run, by the schedule of 512 GPUs with the "
-        f"failures of {killed['log']}: {killed['kills']} times SIGKILL, of them "
-        f"{killed['of them in a start']} in a start and {killed['of them in a save']} in a save; "
-        f"{killed['lost_steps']} steps lost (simulated {killed['simulated_lost_steps']:.0f}), "
-        f"goodput {killed['goodput']:.3f} (simulated {killed['simulated_goodput']:.3f}). Same "
-        f"bits as the undisturbed run: {killed['same_bits']}."
+        f"Killed: {killed['steps']} steps of a small run, each of which stands for "
+        f"{MONTH / 3600 / killed['steps']:.1f} hours of 512 GPUs with the failures of "
+        f"{killed['log']}. {killed['kills']} times SIGKILL, of them {killed['kills_in_a_start']} "
+        f"in a start and {killed['kills_in_a_save']} in a save; a save every "
+        f"{killed['save_every']} steps, {killed['lost_steps']} steps lost (simulated: "
+        f"{killed['simulated_lost_steps']:.0f}). Same bits as the undisturbed run: "
+        f"{killed['same_bits']}."
     )
     return f"{told}\n\n{to_markdown(Table(columns, rows))}\n\n{real}\n"
 
@@ -353,7 +343,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--large", choices=PRESETS, default="base")
-    parser.add_argument("--steps", type=int, default=2000, help="of the run that is killed")
+    parser.add_argument("--steps", type=int, default=300, help="of the run that is killed")
     parser.add_argument("--log", choices=LOGS, default="Llama 3 405B", help="that it is killed by")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -361,14 +351,14 @@ def main() -> None:
     for name in ("measured", "whole", "run"):
         shutil.rmtree(work / name, ignore_errors=True)
     shards = make_shards(work)
-    words = "train.log_every=1 train.save_every=2 train.steps=8 train.batch_size=1 train.threads=1"
+    words = "train.log_every=1 train.save_every=2 train.steps=6 train.batch_size=1 train.threads=1"
     words += " examples.sequence_length=32 train.evaluate_rows=0 train.check_memory=false"
     words += " optimizer.warmup_steps=2 train.device=cpu train.precision=float32"
     config = override(PRESETS[arguments.large], words.split())
     large, _ = measure(work / "measured", shards, config)
-    small = [f"train.steps={arguments.steps}", "train.log_every=1", "train.save_every=20"]
+    small = [f"train.steps={arguments.steps}", "train.log_every=1", "train.save_every=5"]
     killed = kill(
-        work, shards, make_config(*small, "train.evaluate_every=200"), arguments.log, seed
+        work, shards, make_config(*small, "train.evaluate_every=100"), arguments.log, seed
     )
     times = Times(large["start"], large["block"], large["write"])
     cases = [(gpus, log) for log in LOGS for gpus in GPUS]
