@@ -320,8 +320,8 @@ def tabulate(record: dict[str, Any]) -> str:
         f"{record['device']}, commit {record['commit']}, seed {record['seed']}. Simulated: "
         f"{record['months']:,} months of 30 days of steps for each row; one of three restarts "
         f"succeeds, 11 minutes apart. Measured with `{large['preset']}`: a start takes "
-        f"{large['start']:.1f} s of a core, a save delays the steps by {large['block']:.2f} s and is whole "
-        f"after {large['write']:.1f} s ({large['checkpoint_bytes'] / 1e9:.2f} GB)."
+        f"{large['start']:.1f} s of a core, a save delays the steps by {large['block']:.2f} s and "
+        f"is whole after {large['write']:.1f} s ({large['checkpoint_bytes'] / 1e9:.2f} GB)."
     )
     real = (
         f"Killed: {killed['steps']} steps of a small run, each of which stands for "
