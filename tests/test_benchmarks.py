@@ -18,7 +18,17 @@ from commands import succeed
 from safetensors.torch import load, load_file
 from tasks import write_files
 
-from benchmarks import assembled, finetune, gpu, gpu_bundle, kernels, lowered, month, recipes
+from benchmarks import (
+    assembled,
+    finetune,
+    gpu,
+    gpu_bundle,
+    kernels,
+    lowered,
+    month,
+    recipes,
+    trillion,
+)
 from benchmarks import load as loading
 from benchmarks import step as steps
 from benchmarks.objectives import VARIANTS, configure, trace
@@ -433,3 +443,23 @@ def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(tmp_path):
     assert (found["kills"], found["failures"], found["kills_in_a_start"]) == (3, 2, 1)
     assert found["lost_steps"] >= 2
     assert month.hash_end(tmp_path / "run") == end
+
+
+def test_machines_share_a_trillion_tokens(tmp_path, monkeypatch):
+    """Each copies its part once; speed and failures are those of the files."""
+    monkeypatch.setattr(trillion, "TOKENS", 10**10)
+    monkeypatch.setattr(trillion, "SHARD_TOKENS", 1 << 24)
+    months = [{"gpus": gpus, "log": "Llama 3 405B", "goodput": 0.5} for gpus in (8, 64)]
+    write_json(tmp_path / "month.json", {"simulated": months})
+    write_json(tmp_path / "step.json", {"flops_per_second": 1e14})
+    words = f"trillion --gpus 8 64 --month {tmp_path}/month.json --step {tmp_path}/step.json"
+    monkeypatch.setattr(sys, "argv", [*words.split(), "--out", str(tmp_path / "out.json")])
+    trillion.main()
+    record = json.loads((tmp_path / "out.json").read_text())
+    one, eight = record["rows"]
+    assert one["steps"] * 4096 * 512 == pytest.approx(10**10, rel=1e-3)
+    assert 8 * eight["copied_bytes"] == pytest.approx(record["corpus_bytes"], rel=0.1)
+    assert one["copied_bytes"] == pytest.approx(record["corpus_bytes"], rel=0.1)
+    for row in (one, eight):
+        step = row["flops"] / row["steps"] / row["gpus"] / 1e14 + row["sum_seconds"]
+        assert row["hours"] == pytest.approx(2 * step * row["steps"] / 3600)
