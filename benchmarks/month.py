@@ -205,7 +205,8 @@ def measure(
     """Return seconds of a step, of a start behind a checkpoint and of a save, and its bytes.
 
     They are seconds of the core, which other work on the machine does not change, but for those
-    until a checkpoint is whole. Also the sha256 of what the undisturbed run has at its end.
+    until a checkpoint is whole, which `write_steps` has in steps of the same time. Also the sha256
+    of what the undisturbed run has at its end.
     """
     every = config.train.save_every
     config = override(config, [f"train.keep_checkpoints={config.train.steps}"])
@@ -217,6 +218,7 @@ def measure(
     folders = {step_of(folder): folder for folder in list_checkpoints(run)}
     # A folder's status changes last when it gets its name, which it has when all is on the disk.
     at = {step: each for step, each, _ in found}
+    pace = statistics.median(at[step + 1] - at[step] for step in gaps)
     write = statistics.median(folders[n].stat().st_ctime - at[n] for n in folders)
     end = hash_end(run)
     longer = [f"train.steps={config.train.steps + every}"]
@@ -225,6 +227,7 @@ def measure(
     shutil.rmtree(run)
     block = max(saves - step, 1e-3)
     seconds = {"step": step, "start": start - step, "block": block}
+    seconds["write_steps"] = write / pace
     return {**seconds, "write": max(write, block), "checkpoint_bytes": size}, end
 
 
@@ -286,7 +289,7 @@ def kill(work: Path, shards: Path, config: PretrainConfig, log: str, seed: int) 
     schedule = itertools.islice(draw(np.random.default_rng(seed), 512, LOGS[log]), 10 * steps)
     failures = [Failure(uptime * steps / MONTH, failed) for uptime, failed in schedule]
     found = endure(shards, work / "run", config, failures, seed)
-    told = simulate(steps, every, Times(0, 0, times["write"] / times["step"], 0), failures)
+    told = simulate(steps, every, Times(0, 0, times["write_steps"], 0), failures)
     return {
         "log": log,
         "steps": steps,
