@@ -13,8 +13,7 @@ from test_distributed import children_of, finish, torchrun
 
 from electra.assignments import to_dict
 from electra.model.batch import Batch
-from electra.training.machine import Machine
-from electra.training.watchdog import Beat, describe, find_place, watched
+from electra.training.watchdog import Beat, describe, find_place
 
 PROGRAM = """
 import json, os, sys, time
@@ -101,10 +100,3 @@ def test_those_that_do_not_wait_come_first():
     told = describe([waiting, waiting, other, Beat()])
     assert told.startswith("process 2 on b: at step 8 in electra/y.py:2, g; process 3")
     assert told.endswith("processes 0, 1 on a: waits at step 8 in electra/x.py:1, f")
-
-
-def test_one_process_needs_no_watchdog():
-    before = threading.active_count()
-    with watched(Machine()) as begin:
-        begin(3)
-        assert threading.active_count() == before

@@ -35,7 +35,6 @@ from electra.processes import Interrupted
 from electra.training.config import PretrainConfig, longest_warmup
 from electra.training.distributed import any_rank, from_rank_0, gathered
 from electra.training.optimizer import learning_rate_at
-from electra.training.watchdog import watched
 
 
 def pretrain(
@@ -275,8 +274,14 @@ def _begin(opened: Opened, show: Show, end: float) -> Iterator[Session]:
             else SilentJournal()
         )
         stack.enter_context(_without_collector())
-        window, watch = Window(step, totals), stack.enter_context(watched(machine))
-        yield Session(run, step, totals.step, end, batches, journal, window, requests, watch)
+        session = Session(
+            run, step, totals.step, end, batches, journal, Window(step, totals), requests
+        )
+        if machine.num_ranks > 1:
+            from electra.training.watchdog import watched
+
+            session.watch = stack.enter_context(watched(machine))
+        yield session
 
 
 def _load_newest(run: Path, step: Step) -> Totals:

@@ -7,7 +7,6 @@ not write any more, because its machine is gone or out of reach, process 0 ends 
 (gloo and NCCL may wait for hours), and torchrun starts anew with the machines that are left.
 """
 
-import json
 import math
 import os
 import platform
@@ -46,13 +45,10 @@ class Beat(NamedTuple):
 
 @contextmanager
 def watched(machine: Machine) -> Iterator[Callable[[int], None]]:
-    """Yield what each process calls with the number of each step that it begins.
+    """Yield what each of several processes calls with the number of each step that it begins.
 
     The process that hangs is told in a note. One that is silent ends process 0, with status 1.
     """
-    if machine.num_ranks == 1:
-        yield lambda step: None
-        return
     watch, ended = _Watch(machine), threading.Event()
     thread = threading.Thread(target=watch.run, args=(ended,), daemon=True)
     thread.start()
@@ -90,6 +86,11 @@ def describe(beats: Sequence[Beat]) -> str:
     return "; ".join(told)
 
 
+def _parse(word: str) -> Beat:
+    _, step, waits, place, host = word.split("\n")
+    return Beat(int(step), waits == "True", place, host)
+
+
 class _Watch:
     """The thread of a process: it writes, and that of process 0 reads."""
 
@@ -113,7 +114,7 @@ class _Watch:
             store = dist.TCPStore(address, port, timeout=timedelta(seconds=SILENT_SECONDS))
             while not ended.is_set():
                 beat = Beat(self.step, *find_place(self.main), platform.node())
-                store.set(keys[self.machine.rank], json.dumps([time.time(), *beat]))
+                store.set(keys[self.machine.rank], "\n".join(map(str, (time.time(), *beat))))
                 if self.machine.rank == 0:
                     self._judge([store.get(key) if store.check([key]) else b"" for key in keys])
                 ended.wait(LOOK_SECONDS)
@@ -126,7 +127,7 @@ class _Watch:
         for rank, word in enumerate(words):
             if word != self.heard[rank][0]:
                 self.heard[rank] = word, now
-        beats = [Beat(*json.loads(word)[1:]) if word else Beat() for word, _ in self.heard]
+        beats = [_parse(word.decode()) if word else Beat() for word, _ in self.heard]
         if self.step != self.told[0]:
             self.told = self.step, now
         elif now - self.told[1] > PATIENCE_SECONDS:
