@@ -14,7 +14,8 @@ seconds until a checkpoint is whole counted as seconds of a restart).
 Killed: a small run on one core, whose --steps take the place of the 30 days. SIGKILL comes at the
 drawn times of 512 GPUs, in proportion, and inside the starts that the schedule lets fail; then the
 same command follows. Its files at the end are compared with those of a run that nobody disturbed,
-and its lost steps with what the simulator says of the same failures.
+and its lost steps with what the simulator says of the same failures. What --out has of the preset
+is kept.
 """
 
 import argparse
@@ -39,7 +40,7 @@ from electra.assignments import override, to_dict
 from electra.checkpoints.checkpoint import find_checkpoint, list_checkpoints, step_of
 from electra.checkpoints.manifest import find_commit
 from electra.errors import UserError
-from electra.files import sha256_file, write_json, write_text
+from electra.files import read_object, sha256_file, write_json, write_text
 from electra.presets import PRESETS
 from electra.reports.rendering import Table, to_markdown
 from electra.training.config import PretrainConfig
@@ -263,9 +264,10 @@ def endure(
         in_saves += any((run / "checkpoints").glob("*.incomplete"))
         for _ in range(failed):
             process = launch(shards, run, config)
-            time.sleep(start * rng.uniform(0.1, 0.9))
+            time.sleep(start * rng.uniform(0.0, 0.6))
             process.kill()
-            process.communicate()
+            # A start that was faster than the last one has computed steps.
+            last = max([last, *(step for step, *_ in parse(process.communicate()[0]))])
             in_starts += 1
     return {
         "kills": kills + in_starts,
@@ -358,7 +360,11 @@ def main() -> None:
     words += " examples.sequence_length=32 train.evaluate_rows=0 train.check_memory=false"
     words += " optimizer.warmup_steps=2 train.device=cpu train.precision=float32"
     config = override(PRESETS[arguments.large], words.split())
-    large, _ = measure(work / "measured", shards, config)
+    record = read_object(arguments.out) if arguments.out.exists() else {}
+    large = record.get("large", {})
+    if large.get("preset") != arguments.large:
+        facts = {"preset": arguments.large, "commit": find_commit()}
+        large = facts | measure(work / "measured", shards, config)[0]
     small = [f"train.steps={arguments.steps}", "train.log_every=1", "train.save_every=5"]
     killed = kill(
         work, shards, make_config(*small, "train.evaluate_every=100"), arguments.log, seed
@@ -371,7 +377,7 @@ def main() -> None:
         "torch": torch.__version__,
         "seed": seed,
         "months": MONTHS,
-        "large": {"preset": arguments.large, **large},
+        "large": large,
         "simulated": [foresee(*case, times, seed) for case in cases],
         "hourly": [foresee(*case, times, seed, 3600.0) for case in cases],
         "sure_restarts": [foresee(*case, times._replace(retry=0.0), seed) for case in cases],
