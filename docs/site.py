@@ -31,7 +31,8 @@ SECTIONS: dict[str, list[str]] = {
     "Start": ["index.md", "CONCEPTS.md", "MIGRATING.md"],
     "Guides": ["KOREAN.md", "DOMAIN.md", "DEBERTA.md", "BABYLM.md", "TASK.md", "CORPUS.md"]
     + ["RETRIEVAL.md"]
-    + ["TOKENIZERS.md", "SERVING.md", "REPRODUCE.md", "GPUS.md", "RELIABILITY.md", "TROUBLE.md"],
+    + ["TOKENIZERS.md", "SERVING.md", "REPRODUCE.md", "GPUS.md", "TRILLION.md", "RELIABILITY.md"]
+    + ["TROUBLE.md"],
     "Reference": ["ARTEFACTS.md", "verbs.md", "settings.md", "LIBRARY.md", "ARCHITECTURES.md"]
     + ["CLIENTS.md"],
     "Results": ["CLAIMS.md"],

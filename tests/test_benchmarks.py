@@ -1,21 +1,34 @@
 """What is timed side by side is the same computation."""
 
 import dataclasses
+import itertools
 import json
 import lzma
+import math
 import re
 import shutil
 import sys
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from commands import succeed
 from safetensors.torch import load, load_file
 from tasks import write_files
 
-from benchmarks import assembled, finetune, gpu, gpu_bundle, kernels, lowered, recipes
+from benchmarks import (
+    assembled,
+    finetune,
+    gpu,
+    gpu_bundle,
+    kernels,
+    lowered,
+    month,
+    recipes,
+    trillion,
+)
 from benchmarks import load as loading
 from benchmarks import step as steps
 from benchmarks.objectives import VARIANTS, configure, trace
@@ -374,3 +387,79 @@ def test_results_hold_no_folder():
     manifest = {"shards": {"folder": "/data", "sha256": "0f"}, "seed": 1, "sessions": [session]}
     session = {"commit": "abc", "device": "CPU"}
     assert trace(manifest) == {"shards": "0f", "seed": 1, "sessions": [session]}
+
+
+def test_a_month_has_the_length_of_the_closed_form():
+    """Without failures in a restart: (M + R) (e^((interval + save) / M) - 1) for each interval."""
+    between, interval, times = 5000.0, 600.0, month.Times(300, 40, 40, 0)
+    rng, work = np.random.default_rng(0), 200 * 600.0
+    walls = []
+    for _ in range(2000):
+        failures = (month.Failure(rng.exponential(between), 0) for _ in itertools.count())
+        walls.append(month.simulate(work, interval, times, failures).wall - times.start)
+    expected = (between + times.start) * math.expm1((interval + times.block) / between) * 200
+    assert np.mean(walls) == pytest.approx(expected, rel=0.01)
+    best = month.find_interval(times.block, between)
+    costs = [month.promise(times, between, best * scale)[1] for scale in (0.8, 1, 1.25)]
+    assert costs[1] == max(costs)
+
+
+def test_what_a_failure_costs_is_what_was_not_saved():
+    """Saves of 1 s behind each 10 s of steps are whole after 3 s."""
+    times, failures = month.Times(5, 1, 3, 7), [(34.0, 2), (12.0, 0), (99.0, 0)]
+    found = month.simulate(50, 10, times, [month.Failure(*each) for each in failures])
+    # 31 s of steps and 20 kept (the third save is cut off); 11 and none; then the rest, 30.
+    assert found == (5 + 34 + 2 * 7 + 5 + 12 + 5 + 32, 11 + 11, 2)
+
+
+def test_failures_come_at_the_rate_of_the_log_and_in_heaps():
+    """Of 64 GPUs; the machines that fail often are in some months, and in others not."""
+    rng, rate = np.random.default_rng(0), 0.01
+    drawn = [next(month.draw(rng, 64, rate)) for _ in range(20000)]
+    assert np.mean([each.failed for each in drawn]) == pytest.approx(2, rel=0.05)
+    months = [month.draw(rng, 64, rate) for _ in range(1000)]
+    counts = [sum(1 for _ in takewhile_sum(each, 30 * month.DAY)) for each in months]
+    assert np.mean(counts) == pytest.approx(64 * rate * 30, rel=0.05)
+    assert np.var(counts) > 2 * np.mean(counts)
+
+
+def takewhile_sum(failures, end):
+    at = 0.0
+    for failure in failures:
+        at += failure.uptime
+        if at > end:
+            return
+        yield failure
+
+
+@pytest.mark.slow
+def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(tmp_path):
+    shards = month.make_shards(tmp_path)
+    config = month.make_config("train.steps=20", "train.log_every=1", "train.save_every=4")
+    times, end = month.measure(tmp_path / "whole", shards, config)
+    assert all(value > 0 for value in times.values())
+    failures = [month.Failure(6, 1), month.Failure(2, 0), month.Failure(1e9, 0)]
+    found = month.endure(shards, tmp_path / "run", config, failures, seed=0)
+    assert (found["kills"], found["failures"], found["kills_in_a_start"]) == (3, 2, 1)
+    assert found["lost_steps"] >= 2
+    assert month.hash_end(tmp_path / "run") == end
+
+
+def test_machines_share_a_trillion_tokens(tmp_path, monkeypatch):
+    """Each copies its part once; speed and failures are those of the files."""
+    monkeypatch.setattr(trillion, "TOKENS", 10**10)
+    monkeypatch.setattr(trillion, "SHARD_TOKENS", 1 << 24)
+    months = [{"gpus": gpus, "log": "Llama 3 405B", "goodput": 0.5} for gpus in (8, 64)]
+    write_json(tmp_path / "month.json", {"simulated": months})
+    write_json(tmp_path / "step.json", {"flops_per_second": 1e14})
+    words = f"trillion --gpus 8 64 --month {tmp_path}/month.json --step {tmp_path}/step.json"
+    monkeypatch.setattr(sys, "argv", [*words.split(), "--out", str(tmp_path / "out.json")])
+    trillion.main()
+    record = json.loads((tmp_path / "out.json").read_text())
+    one, eight = record["rows"]
+    assert one["steps"] * 4096 * 512 == pytest.approx(10**10, rel=1e-3)
+    assert 8 * eight["copied_bytes"] == pytest.approx(record["corpus_bytes"], rel=0.1)
+    assert one["copied_bytes"] == pytest.approx(record["corpus_bytes"], rel=0.1)
+    for row in (one, eight):
+        step = row["flops"] / row["steps"] / row["gpus"] / 1e14 + row["sum_seconds"]
+        assert row["hours"] == pytest.approx(2 * step * row["steps"] / 3600)

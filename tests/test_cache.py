@@ -4,7 +4,7 @@ import http.server
 import shutil
 import threading
 from collections import OrderedDict
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import islice
 
@@ -25,6 +25,7 @@ from electra.pretraining.loop import pretrain
 from electra.processes import Place
 from electra.shards.cache import Keeper, cached, find_need, size_files
 from electra.shards.examples import Examples
+from electra.shards.order import groups_of
 from electra.shards.store import open_shards
 from electra.shards.traffic import estimate_traffic
 
@@ -127,17 +128,57 @@ def test_batches_are_those_of_local_shards(many_shards, site, toy_config, folder
     assert size < total
     folder.mkdir(parents=True)
     (folder / "of somebody else").write_text("")
-    for start in (0, 30, 31):  # begun, and twice continued
+    # Begun, and twice continued: with a smaller cache, which the folder has at once.
+    for start in (0, 30, 31):
         examples = make_examples(site[0], config)
-        with cached(examples, size, 130, 8, Place()):
+        limit = size if start else total
+        with cached(examples, limit, 130, 8, Place()):
             expected, found = (each.batches(start, 8) for each in (local, examples))
             for _ in range(start, 130 if start else 40):
                 assert next(found).input_ids_BL.equal(next(expected).input_ids_BL)
-                assert measure(folder) <= size
+                assert measure(folder) <= limit
     files = [name for name in site[1] if name.startswith("train-")]
     assert len(files) > len({*files})  # some were removed, and copied again
     assert len(files) < 3 * len({*files})
     assert {each.name for each in folder.iterdir() if len(each.name) < 64} == {"of somebody else"}
+
+
+SESSION = st.tuples(
+    st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)]), st.integers(0, 40), st.integers(1, 9)
+)
+"""Machines and processes on each, the first step, and steps until a kill."""
+
+
+@settings(max_examples=10, deadline=None)
+@given(room=st.floats(0, 2), sessions=st.lists(SESSION, min_size=1, max_size=3), **WINDOW)
+def test_machines_that_come_and_go_read_the_rows_of_one(
+    many_shards, toy_config, tmp_path_factory, window, groups, room, sessions
+):
+    """With a cache each, which a killed session has left as it was; any step comes next."""
+    words = ["order=window", f"window={window}", f"groups={groups}"]
+    config = override(toy_config, [f"examples.{word}" for word in words])
+    whole, homes = make_examples(many_shards, config), tmp_path_factory.mktemp("homes")
+    for (machines, local), step, steps in sessions:
+        num_ranks, parts = machines * local, []
+        with ExitStack() as stack:
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            for rank in range(num_ranks):
+                place = Place(rank, num_ranks, rank % local, local)
+                home = homes / str(rank // local)
+                patch.setenv("XDG_CACHE_HOME", str(home))
+                if (home / "electra/window").exists():
+                    (home / "electra/window" / f"{0:064}.incomplete").write_text("cut off")
+                part = make_examples(f"file://{many_shards}", config, (rank, num_ranks))
+                first = rank - rank % local
+                chosen = groups_of(groups, first, first + local, num_ranks)
+                need, _ = find_need(whole.forecast(), size_files(part.shards), 8 // groups, chosen)
+                stack.enter_context(cached(part, round((1 + room) * need), 60, 8, place))
+                parts.append(part.batches(step, 8))
+            for at in range(step, step + steps):
+                expected = whole.batch(at, 8).input_ids_BL
+                for rank, each in enumerate(parts):
+                    own = slice(rank * 8 // num_ranks, (rank + 1) * 8 // num_ranks)
+                    assert next(each).input_ids_BL[own].equal(expected[own])
 
 
 def test_a_run_with_a_cache_is_the_run_without(many_shards, site, toy_config, tmp_path):

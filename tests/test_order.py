@@ -5,7 +5,7 @@ from itertools import chain, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from refusals import refuse
 from runs import assert_same_end, ignore
@@ -86,6 +86,7 @@ def test_an_epoch_has_each_row_once_in_the_order_that_is_defined(sizes, window, 
 
 @settings(max_examples=25, deadline=None)
 @given(sizes=SIZES, step=st.integers(0, 200), share=st.integers(1, 20), **WINDOW)
+@example(sizes=[1, 4, 6, 4, 1, 16, 1, 17, 9, 1, 1, 1], step=0, share=14, window=2, groups=1)
 def test_the_shards_that_steps_need_are_told_in_the_order_of_first_use(
     sizes, window, groups, step, share
 ):
@@ -110,7 +111,8 @@ def test_the_shards_that_steps_need_are_told_in_the_order_of_first_use(
         # Half windows of two windows, or of the end of an epoch and the beginning of the next ones.
         rows = order.streams[0][0].size or sum(sizes)
         if share < rows // 4:
-            assert len(told) <= len(chosen) * 5 * (window // 2)
+            more = share // min(sizes)  # half windows of a few rows, in one step
+            assert len(told) <= len(chosen) * (5 + more) * (window // 2)
 
 
 def test_the_rows_of_a_shard_are_spread_over_a_window():

@@ -9,7 +9,7 @@ import dataclasses
 import gc
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,12 +189,15 @@ class Session:
     journal: Journal | SilentJournal
     window: Window
     requests: Requests
+    watch: Callable[[int], None] = lambda step: None
+    """Takes the number of each step that begins."""
     learning_rate: float = 0.0
     """Of the last step."""
 
     def take(self, number: int) -> None:
         """Run the step with this number."""
         step, window, was_compiled = self.step, self.window, self.step.compiled
+        self.watch(number)
         if number in step.model.stages[1:]:
             step.begin_stage(step.model.stage_at(number))
         self.learning_rate = find_learning_rate(number, step.model, step.config)
@@ -271,8 +274,14 @@ def _begin(opened: Opened, show: Show, end: float) -> Iterator[Session]:
             else SilentJournal()
         )
         stack.enter_context(_without_collector())
-        window = Window(step, totals)
-        yield Session(run, step, totals.step, end, batches, journal, window, requests)
+        session = Session(
+            run, step, totals.step, end, batches, journal, Window(step, totals), requests
+        )
+        if machine.num_ranks > 1:
+            from electra.training.watchdog import watched
+
+            session.watch = stack.enter_context(watched(machine))
+        yield session
 
 
 def _load_newest(run: Path, step: Step) -> Totals:

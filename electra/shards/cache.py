@@ -132,23 +132,31 @@ class Keeper:
             self.missing.popleft()
         if not self.missing:
             return None
-        wanted, gone = self.missing[0], list[str]()
-        limit = -1 if wanted in self.needed else self.next_use[wanted]
-        used = self.used + (0 if wanted in self.kept else self.sizes[wanted])
-        candidates = reversed(self.farthest)
+        wanted = self.missing[0]
+        last = -1 if wanted in self.needed else self.next_use[wanted]
+        gone = self.free(0 if wanted in self.kept else self.sizes[wanted], last)
+        if gone is None:
+            return None
+        self.used += 0 if wanted in self.kept else self.sizes[wanted]
+        self.kept[wanted] = self.sizes[wanted]
+        self.right.add(wanted)
+        self.loading.add(wanted)
+        return wanted, gone
+
+    def free(self, size: int = 0, last: int = -1) -> list[str] | None:
+        """Give up files that are used later than `last`, for as many bytes; None: too few are."""
+        gone, used = list[str](), self.used + size
+        candidates = filter(self._may_go, reversed(self.farthest))
         while used > self.limit:
-            name = next(filter(self._may_go, candidates), wanted)
-            if name == wanted or self.next_use.get(name, math.inf) <= limit:
+            name = next(candidates, None)
+            if name is None or self.next_use.get(name, math.inf) <= last:
                 return None
             gone.append(name)
             used -= self.kept[name]
         for name in gone:
-            del self.kept[name]
+            self.used -= self.kept.pop(name)
             self.right.discard(name)
-        self.used, self.kept[wanted] = used, self.sizes[wanted]
-        self.right.add(wanted)
-        self.loading.add(wanted)
-        return wanted, gone
+        return gone
 
     def _may_go(self, name: str) -> bool:
         return name in self.kept and name not in self.needed and name not in self.loading
@@ -273,6 +281,7 @@ class Downloads:
         """Wait until the files of these shards are there, which a step reads now."""
         with self.changed:
             self.keeper.move(step, shards)
+            self._remove(self.keeper.free() or ())  # of a larger cache before
             self._begin()
             keeper = self.keeper
             need = sum(keeper.sizes[name] for name in keeper.needed)
@@ -299,9 +308,12 @@ class Downloads:
             if (choice := self.keeper.choose()) is None:
                 return
             name, gone = choice
-            for each in gone:
-                (self.folder / each).unlink(missing_ok=True)
+            self._remove(gone)
             self.pool.submit(self._copy, name)
+
+    def _remove(self, names: Sequence[str]) -> None:
+        for name in names:
+            (self.folder / name).unlink(missing_ok=True)
 
     def _copy(self, name: str) -> None:
         """Copy a file, and begin the next one."""
