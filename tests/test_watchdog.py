@@ -13,6 +13,8 @@ from test_distributed import children_of, finish, torchrun
 
 from electra.assignments import to_dict
 from electra.model.batch import Batch
+from electra.training import watchdog
+from electra.training.machine import Machine
 from electra.training.watchdog import Beat, describe, find_place
 
 PROGRAM = """
@@ -28,7 +30,8 @@ watchdog.PATIENCE_SECONDS, watchdog.SILENT_SECONDS = float(patience), float(sile
 rate = loop.find_learning_rate
 def hang(step, *given):
     if os.environ["RANK"] == "1" and step == 3:
-        Path(run + ".pid").write_text(str(os.getpid()))
+        Path(run + ".new").write_text(str(os.getpid()))
+        Path(run + ".new").rename(run + ".pid")
         time.sleep(float(pause))
     return rate(step, *given)
 loop.find_learning_rate = hang
@@ -100,3 +103,13 @@ def test_those_that_do_not_wait_come_first():
     told = describe([waiting, waiting, other, Beat()])
     assert told.startswith("process 2 on b: at step 8 in electra/y.py:2, g; process 3")
     assert told.endswith("processes 0, 1 on a: waits at step 8 in electra/x.py:1, f")
+
+
+def test_who_has_left_its_steps_is_not_silent(monkeypatch):
+    """It may wait long for process 0, which writes the last checkpoint."""
+    monkeypatch.setattr(watchdog, "SILENT_SECONDS", -1)
+    monkeypatch.setattr(watchdog.os, "_exit", lambda status: pytest.fail(f"ended with {status}"))
+    watch = watchdog._Watch(Machine(num_ranks=2))
+    watch._judge([watchdog.ENDED] * 2)
+    with pytest.raises(pytest.fail.Exception), pytest.warns(UserWarning, match="no word of pro"):
+        watch._judge([watchdog.ENDED, b""])

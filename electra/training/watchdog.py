@@ -29,6 +29,8 @@ PATIENCE_SECONDS = 300.0
 """Time without the end of a step after which process 0 says where all are."""
 SILENT_SECONDS = 600.0
 """Time without a word of a process after which process 0 ends."""
+ENDED = b"ended"
+"""Last word of a process that has left its steps, and may wait long for the others."""
 PACKAGE = Path(__file__).parent.parent
 
 
@@ -118,6 +120,7 @@ class _Watch:
                 if self.machine.rank == 0:
                     self._judge([store.get(key) if store.check([key]) else b"" for key in keys])
                 ended.wait(LOOK_SECONDS)
+            store.set(keys[self.machine.rank], ENDED.decode())
         except (dist.DistError, RuntimeError):
             return
 
@@ -127,14 +130,18 @@ class _Watch:
         for rank, word in enumerate(words):
             if word != self.heard[rank][0]:
                 self.heard[rank] = word, now
-        beats = [_parse(word.decode()) if word else Beat() for word, _ in self.heard]
+        beats = [_parse(word.decode()) if b"\n" in word else Beat() for word, _ in self.heard]
         if self.step != self.told[0]:
             self.told = self.step, now
         elif now - self.told[1] > PATIENCE_SECONDS:
             self.told = self.step, math.inf
             told = f"no step has ended for {PATIENCE_SECONDS:.0f} s: {describe(beats)}"
             warnings.warn(told, stacklevel=2)
-        silent = [rank for rank, (_, at) in enumerate(self.heard) if now - at > SILENT_SECONDS]
+        silent = [
+            rank
+            for rank, (word, at) in enumerate(self.heard)
+            if now - at > SILENT_SECONDS and word != ENDED
+        ]
         if silent:
             told = f"no word of process {', '.join(map(str, silent))} for {SILENT_SECONDS:.0f} s"
             last = describe([beats[rank] for rank in silent])
