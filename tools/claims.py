@@ -260,13 +260,18 @@ def _check_comparison(claim: Mapping[str, Any], sentence: str, results: Path) ->
         )
 
 
+def _as_quantity(quantity: Any) -> dict[str, Any]:
+    """Return a record of a quantity, which may be its field alone."""
+    return {"field": quantity} if isinstance(quantity, str) else dict(quantity)
+
+
 def _read_comparison(
     comparison: Mapping[str, Any], claim: Mapping[str, Any], results: Path
 ) -> Comparison:
     """Return the stored interval of a gain, or Welch's over the values of two lists."""
     if "gain" in comparison:
         gain, half, seeds = (
-            _evaluate({"field": comparison[name]}, {**claim, **comparison}, results)
+            _evaluate(_as_quantity(comparison[name]), {**claim, **comparison}, results)
             for name in ("gain", "half_width", "seeds")
         )
         gain *= comparison.get("sign", 1)
@@ -275,9 +280,8 @@ def _read_comparison(
 
     lists = []
     for name in ("more", "less"):
-        quantity = comparison[name]
-        quantity = {"field": quantity} if isinstance(quantity, str) else quantity
-        lists.append(_look_up({"of": "mean", **quantity}, claim, results))
+        quantity = {"of": "mean", **_as_quantity(comparison[name])}
+        lists.append(_look_up(quantity, claim, results))
     fewest = min(map(len, lists))
     require(fewest > 1, "one value has no interval: the sentence must say `one seed`")
     interval = ttest_ind(*lists, equal_var=False).confidence_interval(CONFIDENCE)
