@@ -229,7 +229,11 @@ def make_cutter(start: Path, length: int) -> Callable[[str], str]:
 
 
 def tabulate(searches: dict[str, list[dict[str, Any]]]) -> Table:
-    """Return the scores of each search, of several seeds mean and standard deviation."""
+    """Return the scores of each search, of several seeds mean and standard deviation.
+
+    Its costs are those of the first seed: seconds of a core for the index and for all queries, of
+    BM25 for both, and the memory of the process that makes the index.
+    """
     names = (*METRICS, "ndcg@10 rarer", "ndcg@10 commoner")
     rows = []
     for name, records in searches.items():
@@ -238,8 +242,16 @@ def tabulate(searches: dict[str, list[dict[str, Any]]]) -> Table:
             values = [each[metric] for each in records]
             spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
             cells.append(f"{statistics.mean(values):.3f}{spread}")
-        rows.append(cells)
-    return Table(["search", "abstracts", "seeds", *names], rows)
+        rows.append([*cells, *_list_costs(records[0])])
+    costs = ("index, s", "queries, s", "memory, MB")
+    return Table(["search", "abstracts", "seeds", *names, *costs], rows)
+
+
+def _list_costs(record: dict[str, Any]) -> list[str]:
+    if "cpu_seconds" in record:
+        return ["", f"{record['cpu_seconds']:.1f}", ""]
+    seconds = (f"{record[f'{name}_cpu_seconds']:.1f}" for name in ("index", "search"))
+    return [*seconds, f"{record['index_bytes'] / 1e6:,.0f}"]
 
 
 def main() -> None:
