@@ -370,12 +370,7 @@ def report_memory(name: str, config: PretrainConfig, machine: Machine) -> None:
     variant = build(name, config, machine)
     for seed in range(WARM_UP_STEPS + 2):
         variant.step(make_rows(config, config.train.batch_size, seed))
-    if machine.device.type == "cuda":
-        print(torch.cuda.max_memory_allocated())
-    else:
-        # Not ru_maxrss, because a process inherits it from its parent.
-        status = Path("/proc/self/status").read_text(encoding="ascii")
-        print(int(status.partition("VmHWM:")[2].split()[0]) * 1024)
+    print(machine.peak_memory)
 
 
 def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:

@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -349,3 +351,11 @@ def test_the_time_that_a_container_has_counts_as_cores(tmp_path):
         (mount / "cpu" / "job" / "cpu.cfs_quota_us").write_text(told)
         (mount / "cpu" / "job" / "cpu.cfs_period_us").write_text("100000")
         assert usable_cores(membership, mount) == cores
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others count what the parent had")
+def test_a_peak_is_that_of_the_process_and_not_of_its_parent():
+    of_parent = b"x" * 500_000_000
+    line = "from electra.training.machine import Machine; print(Machine().peak_memory)"
+    said = subprocess.run([sys.executable, "-c", line], capture_output=True, check=True).stdout
+    assert 1e8 < int(said) < len(of_parent)
