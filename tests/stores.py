@@ -54,15 +54,23 @@ def serve_store(folder):
 
 
 def make_bucket(server, port, log):
-    """Wait for the server, and make the bucket: a folder of its file system."""
+    """Wait for the server, and make the bucket: a folder of its file system.
+
+    A first file makes the volumes of the bucket, for which tests with little patience cannot wait.
+    """
     end = time.monotonic() + START_SECONDS
     while True:
         assert server.poll() is None, log.read_text()[-2000:]
         assert time.monotonic() < end, log.read_text()[-2000:]
         with contextlib.suppress(OSError):
             filer = http.client.HTTPConnection("127.0.0.1", port)
-            filer.request("POST", f"/buckets/{BUCKET}/")
-            if filer.getresponse().status < 300:
+            for method, name in (("POST", ""), ("PUT", "first"), ("DELETE", "first")):
+                filer.request(method, f"/buckets/{BUCKET}/{name}", b"first" * (method == "PUT"))
+                answer = filer.getresponse()
+                answer.read()
+                if answer.status >= 300:
+                    break
+            else:
                 return
         time.sleep(0.1)
 

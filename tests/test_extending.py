@@ -13,9 +13,9 @@ from urllib.request import Request, urlopen
 
 import pytest
 from runs import SMALL, read_records, words_of
-from services import served
 
 import electra
+from benchmarks.serve import start_server
 
 PACKAGE = Path(electra.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "EXTENDING.md"
@@ -138,13 +138,19 @@ def test_a_route_answers_as_electra_score(changed, run, monkeypatch, tmp_path):
     expected = float((tmp_path / "scores.tsv").read_text().splitlines()[-1].split("\t")[0])
     monkeypatch.chdir(changed.root)
     monkeypatch.setenv("PYTHONPATH", str(changed.root))
-    with served(run) as (_, port):
+    # Not `served`, whose copy of this process has the package as it was.
+    words = ["-m", "electra", "serve", str(run), "--port", "0", "--set", "threads=1"]
+    process, port = start_server([sys.executable, *words])
+    try:
         (model,) = json.load(urlopen(f"http://127.0.0.1:{port}/models"))
         assert "score" in model["verbs"]
         address = f"http://127.0.0.1:{port}/models/run/score"
         headers = {"Content-Type": "application/json"}
         request = Request(address, json.dumps({"texts": texts}).encode(), headers)
         first, blank = json.load(urlopen(request))
+    finally:
+        process.terminate()
+        process.communicate()
     assert first["pll"] == pytest.approx(expected, abs=1e-3)
     assert blank == {"pll": None}
 

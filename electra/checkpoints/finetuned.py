@@ -1,6 +1,7 @@
 """The models of a fine-tuning's folder."""
 
 from dataclasses import dataclass, field
+from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,6 +79,7 @@ def find_seed(run: Path, seed: int | None = None, *, verify: bool = False) -> Sa
     facts = read_object(folder / "config.json")
     with refuse_unlike(f"{folder / 'config.json'} is not the config of a fine-tuned model"):
         sizes, task = from_dict(EncoderConfig, facts["encoder"]), str(facts["task"])
+        facts["longest_row"] = index(facts["longest_row"])
     facts |= {"task": task, **columns, "separator": config.own.between}
     return SavedSeed(run, folder, seed, sizes, config, facts)
 
