@@ -131,7 +131,7 @@ class Sources:
     encodings: tuple[tuple[Path, str], ...] = ()
     """Files that are not UTF-8 and the encoding detected for each."""
     links: tuple[tuple[Path, str], ...] = ()
-    """Files that lie outside of the folder where a link to them was found, and where."""
+    """Files outside the folder where a link to them was found, and where."""
 
 
 def find_sources(paths: Sequence[str], settings: TextConfig = AS_USUAL) -> Sources:
