@@ -5,6 +5,7 @@ import json
 import math
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from refusals import refuse
 from sklearn.metrics import f1_score
 from tasks import ignore, small_finetune
 
+from electra.errors import UserError
 from electra.finetuning.loop import train_seed
 from electra.finetuning.network import build_network, keep_tokens, run_network
 from electra.finetuning.start import Job, encode_task
@@ -244,6 +246,18 @@ def test_facts_restore_the_family(name):
     facts = {**case.family.facts(), "columns": [*case.columns], "task": "squad-2.0"}
     restored = restore_family(json.loads(json.dumps(facts)))
     assert restored == dataclasses.replace(case.family, metrics=restored.metrics)
+
+
+def test_no_other_family_is_restored_from_wrong_facts(name):
+    facts = {**CASES[name].family.facts(), "columns": [*CASES[name].columns], "task": "squad-2.0"}
+    own = CASES[name].family.facts().keys() - {"family", "guess"}
+    odd = (None, True, -1, 0.5, 1e30, "", "ab", [], [[]], [None], {}, {"": 0})
+    for key, value in product(own, odd):
+        with suppress(UserError):
+            assert restore_family(facts | {key: value}).facts()[key] == value, (key, value)
+        less = {each: facts[each] for each in facts.keys() - {key}}
+        said = f"config.json of a fine-tuned ... model: these are not its facts: it lacks '{key}'"
+        refuse(said, restore_family, less)
 
 
 class CountingTokenizer(Tokenizer):

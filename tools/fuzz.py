@@ -45,13 +45,13 @@ from electra.checkpoints.metrics import read_curves
 from electra.checkpoints.results_files import read_results
 from electra.errors import UserError, require_choice
 from electra.files import HASHES, parse_object, write_facts, write_hashes
+from electra.inference.predict import load_model
 from electra.interop.export import export
 from electra.interop.weights import read_source
 from electra.presets import PRESETS
 from electra.reproduce.suite import SUITES, read_suite
 from electra.shards.store import open_shards
 from electra.tasks.conll import read_sentences
-from electra.tasks.registry import restore_family
 from electra.tasks.squad_files import read_questions
 from electra.text.config import TextConfig
 from electra.text.documents import Reader
@@ -59,6 +59,7 @@ from electra.text.sources import find_sources
 from electra.text.table_files import read_table, read_texts
 from electra.tokenizing.sentencepiece import build_state, read_model
 from electra.tokenizing.tokenizer import Tokenizer
+from electra.training.machine import Machine
 from tools.tensorflow import read_bundle
 
 ROOT = Path(__file__).parent.parent
@@ -288,8 +289,8 @@ def _read_values(weights: Mapping[str, Any]) -> None:
 
 def _read_tuned(folder: Path) -> None:
     found = read_finetuned(folder)
-    restore_family(found.facts)
     _read_values(found.kept.head)
+    load_model(found, Machine()).answer([{"text": "the queen sold an engine ."}])
 
 
 def _pack(text: bytes, table: bytes, rows: bytes) -> dict[str, bytes]:

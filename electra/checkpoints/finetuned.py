@@ -68,8 +68,8 @@ def find_seed(run: Path, seed: int | None = None, *, verify: bool = False) -> Sa
         columns = {name: results[name] for name in ("columns", "label_columns")}
         headlines = {int(n): each["scores"][results["metric"]] for n, each in seeds.items()}
         config = from_dict(FinetuneConfig, read_object(run / "config.json", Begun)["config"])
-    if seed is None:
-        seed = max(headlines, key=lambda number: headlines[number])
+        if seed is None:
+            seed = max(headlines, key=lambda number: headlines[number])
     require(
         seed in headlines, f"{run} has no seed {seed}; choose from {', '.join(map(str, headlines))}"
     )

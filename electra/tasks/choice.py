@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from electra.assignments import from_dict
 from electra.errors import require
 from electra.model.config import EncoderConfig
 from electra.model.task_heads import ClassifierHead
@@ -99,7 +100,7 @@ class MultipleChoice(Labelled):
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> Self:
         """Return the family of a saved model."""
-        return cls(facts["num_choices"])
+        return from_dict(cls, {"num_choices": facts["num_choices"]})
 
 
 def read_swag(path: Path, asked: Asked) -> Records:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from electra.assignments import from_dict
 from electra.errors import UserError, did_you_mean
 from electra.tasks.family import Constant, Family, WrittenHead, name_outputs
 from electra.tasks.predictions import (
@@ -189,7 +190,7 @@ class Classification(Texts, Labelled):
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> Self:
         """Return the family of a saved model."""
-        return cls(labels=tuple(facts["labels"]), **cls.restore(facts))
+        return from_dict(cls, {"labels": facts["labels"], **cls.restore(facts)})
 
 
 def read_names(split: str, records: Records, labels: Sequence[str]) -> list[int | None]:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from electra.assignments import from_dict
 from electra.errors import UserError, require
 from electra.tasks.classification import find_label, name_probs
 from electra.tasks.family import Constant, WrittenHead, name_outputs
@@ -191,8 +192,8 @@ class MultiLabel(Texts):
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> Self:
         """Return the family of a saved model."""
-        labels, thresholds = tuple(facts["labels"]), tuple(facts["thresholds"])
-        return cls(labels=labels, thresholds=thresholds, **cls.restore(facts))
+        lists = {name: facts[name] for name in ("labels", "thresholds")}
+        return from_dict(cls, {**lists, **cls.restore(facts)})
 
 
 def _find_shares(train: Rows) -> Tensor:

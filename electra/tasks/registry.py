@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from electra.assignments import differences, override_from_toml
-from electra.errors import UserError, require
+from electra.errors import UserError, refuse_unlike, require, tell_place
 from electra.files import require_regular
 from electra.outside import load_outside, require_known
 from electra.tasks.choice import MultipleChoice, read_swag
@@ -134,7 +134,9 @@ def restore_family(facts: dict[str, Any]) -> Family:
     name = str(facts.get("family", ""))
     require_known("family of tasks", name, FAMILIES, "families")
     family: type[Family] = FAMILIES.get(name) or load_outside("families", name, Family)
-    return family.from_facts(facts)
+    place = f"config.json of a fine-tuned {name} model"
+    with tell_place(place), refuse_unlike("these are not its facts"):
+        return family.from_facts(facts)
 
 
 def read_inputs(facts: dict[str, Any], path: Path, columns: Sequence[str] = ()) -> Inputs:

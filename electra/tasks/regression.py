@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from electra.assignments import from_dict
 from electra.errors import UserError, require
 from electra.tasks.family import Constant, WrittenHead, name_outputs
 from electra.tasks.predictions import (
@@ -168,11 +169,8 @@ class Regression(Texts):
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> Self:
         """Return the family of a saved model."""
-        return cls(
-            names=tuple(facts["names"]),
-            ranges=tuple((least, greatest) for least, greatest in facts["ranges"]),
-            **cls.restore(facts),
-        )
+        numbers = {name: facts[name] for name in ("names", "ranges")}
+        return from_dict(cls, {**numbers, **cls.restore(facts)})
 
 
 def read_numbers(

@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from electra.assignments import from_dict
 from electra.errors import import_extra, require
 from electra.model.config import EncoderConfig
 from electra.model.task_heads import VectorHead
@@ -222,7 +223,8 @@ class Retrieval(Family):
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> Self:
         """Return the family of a saved model."""
-        return cls(temperature=facts["temperature"], both_directions=facts["both_directions"])
+        how = {name: facts[name] for name in ("temperature", "both_directions")}
+        return from_dict(cls, how)
 
 
 def _encode(

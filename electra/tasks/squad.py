@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from electra.errors import UserError, require
+from electra.assignments import from_dict
+from electra.errors import UserError, require, require_choice
 from electra.files import read_object, write_json
 from electra.model.config import EncoderConfig
 from electra.model.task_heads import UNANSWERABLE_WEIGHT, BeamSpanHead, SpanHead, span_loss
@@ -461,11 +462,10 @@ class SpanExtraction(Family):
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> Self:
         """Return the family of a saved model."""
-        return cls(
-            head=facts["head"],
-            reference=facts["null_threshold"] == REFERENCE_THRESHOLD,
-            may_be_none=facts["task"] == SQUAD_2,
-        )
+        kinds = {SpanExtraction(reference=each)._threshold: each for each in (False, True)}
+        require_choice("null_threshold", facts["null_threshold"], kinds)
+        how = {"reference": kinds[facts["null_threshold"]], "may_be_none": facts["task"] == SQUAD_2}
+        return from_dict(cls, {"head": facts["head"], **how})
 
     def describe_answers(self, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
         """Return each question's `id`, `answer`, best `span` with its `start`, and `prob_none`.

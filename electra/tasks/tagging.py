@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from electra.assignments import from_dict
 from electra.errors import did_you_mean, require
 from electra.model.config import EncoderConfig
 from electra.model.task_heads import ClassifierHead, FeatureHead
@@ -457,7 +458,7 @@ class Tagging(Labelled):
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> Self:
         """Return the family of a saved model."""
-        return cls(tuple(facts["labels"]))
+        return from_dict(cls, {"labels": facts["labels"]})
 
     def describe_blank(self, example: TaggedSentence) -> dict[str, Any]:
         """Return no words and no tags."""
