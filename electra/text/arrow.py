@@ -1,16 +1,14 @@
 """Texts of Parquet and Arrow files, by pyarrow."""
 
 import itertools
+import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from electra.errors import UserError, import_extra, require
 from electra.text.streams import BLOCK_BYTES, stream_blocks
@@ -66,11 +64,11 @@ def parquet_texts(content: Content) -> Iterator[bytes | None]:
         with explain_arrow(path):
             file = parquet.ParquetFile(stream)
             require_column(path, text_field, file.schema_arrow.names)
-            columns = (file.metadata.row_group(n).column(0) for n in range(file.num_row_groups))
-            # A file may name no dictionary, and may hold its row groups in any order.
-            begins = [each.dictionary_page_offset or each.data_page_offset for each in columns]
-            ends = [start, sys.maxsize if stop is None else stop]
-            groups = range(*np.searchsorted(np.maximum.accumulate(begins), ends))
+            # As if all row groups were equally long: to ask pyarrow for their offsets ends the
+            # process where their statistics are damaged.
+            count, size = file.num_row_groups, stream.seek(0, os.SEEK_END)
+            ends = [start, size if stop is None else min(stop, size)]
+            groups = range(*(-(-end * count // size) for end in ends))
             for batch in file.iter_batches(PARQUET_BATCH, groups, columns=[text_field]):
                 yield from _to_bytes(path, batch.column(0), text_field)
 
