@@ -1,6 +1,7 @@
 """A run that reads a terabyte through a cache of 2 GB: a server makes a shard from its number.
 
-    python -m benchmarks.terabyte SHARDS --steps 200 --out results/terabyte.json
+    python -m benchmarks.terabyte SHARDS --steps 10000 --window 4 --tokens 4194304 --number 120000 \\
+        --ahead 320 --out results/terabyte.json
 
 The server has no files: the tokens of a shard are those of a bank of texts, read from a place that
 the number of the shard gives. SHARDS gives texts and tokenizer. The manifest lists all shards; the
