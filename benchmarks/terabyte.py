@@ -1,7 +1,6 @@
 """A run that reads a terabyte through a cache of 2 GB: a server makes a shard from its number.
 
-    python -m benchmarks.terabyte SHARDS --steps 10000 --window 4 --tokens 4194304 --number 120000 \\
-        --ahead 320 --out results/terabyte.json
+    python -m benchmarks.terabyte SHARDS --steps 10000 --out results/terabyte.json
 
 The server has no files: the tokens of a shard are those of a bank of texts, read from a place that
 the number of the shard gives. SHARDS gives texts and tokenizer. The manifest lists all shards; the
@@ -134,10 +133,10 @@ def main() -> None:
     )
     parser.add_argument("shards", type=Path)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--ahead", type=int, default=48, help="shards with a right sha256")
-    parser.add_argument("--number", type=int, default=15_000)
-    parser.add_argument("--tokens", type=int, default=1 << 25, help="of a shard")
-    parser.add_argument("--window", type=int, default=16)
+    parser.add_argument("--ahead", type=int, default=320, help="shards with a right sha256")
+    parser.add_argument("--number", type=int, default=120_000)
+    parser.add_argument("--tokens", type=int, default=1 << 22, help="of a shard")
+    parser.add_argument("--window", type=int, default=4)
     parser.add_argument("--cache", default="2GB")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
