@@ -292,7 +292,8 @@ def test_a_plan_tells_what_is_copied(many_shards, site, toy_config, capsys):
     expected = estimate_traffic(shards, config, corpus // 2, 0, 120, 8).requests
     assert len(site[1]) == pytest.approx(expected, rel=0.1)
     words = "--preset tiny --steps 50 --probe-seconds 0.1 --cache 1GB --price 0.09 0.0004 --set"
-    main(["plan", str(many_shards), *words.split(), *IN_WINDOWS, "train.device=cpu"])
+    main(["plan", str(site[0]), *words.split(), *IN_WINDOWS, "train.device=cpu"])
     told = " ".join(capsys.readouterr().out.split())
-    for name in ("found in the cache", "before the first step", "price"):
+    names = "found in the cache", "before the first step", "price", f"electra pretrain {site[0]} "
+    for name in names:
         assert name in told

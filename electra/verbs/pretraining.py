@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from electra.checkpoints.bundled import find_model
 from electra.errors import UserError, command, require
 from electra.files import parse_size
+from electra.objects import place_of
 from electra.presets import PRESETS
 from electra.pretraining.resolution import resolve
 from electra.reports.glossary import describe_heldout, format_about, format_count, format_seconds
@@ -95,7 +96,8 @@ def pretrain(
     Returns:
         The contents of results.json.
     """
-    shards, out, resume = as_path(shards), as_path(out), as_path(resume)
+    shards = None if shards is None else place_of(shards)
+    out, resume = as_path(out), as_path(resume)
     given = [
         *as_words(settings),
         *([f"train.init_from={init_from}"] if init_from else []),
@@ -302,6 +304,7 @@ def plan(
     resolved = resolve(preset, recipe, given, toml=as_path(config), note=print_note)
     traffic = None
     if shards is not None:
+        shards = place_of(shards)
         from electra.pretraining.start import fit_to_shards
         from electra.shards.store import open_shards
 
