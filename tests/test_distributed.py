@@ -137,6 +137,20 @@ assert is_divided or not any("gloo" in name for name in names), names  # they co
 """
 
 
+ODD = """
+import os, torch
+from electra.pretraining.guard import SPIKE, Guard
+judge, calls = Guard.judge, []
+def judge_otherwise(*given):
+    verdict = judge(*given)
+    calls.append(verdict)
+    is_odd = os.environ["RANK"] == "1" and len(calls) == 8
+    return torch.full_like(verdict, SPIKE) if is_odd else verdict
+Guard.judge = judge_otherwise
+"""
+"""Before PROGRAM: process 1 alone skips step 8."""
+
+
 @pytest.fixture
 def train_together(toy_shards, toy_config, tmp_path):
     """Return what makes or continues a run in some processes, with signals at some steps."""
@@ -182,6 +196,22 @@ def test_processes_stop_together_and_any_number_goes_on(train_together, train, t
     with pytest.warns(UserWarning, match=r"changed settings: train\.accumulation 1 -> 2"):
         alone = train("alone", "train.log_every=1 train.accumulation=2")
     assert_same_losses(whole, alone)
+
+
+@pytest.mark.slow
+def test_weights_that_part_are_found_before_they_are_saved(
+    train_together, toy_shards, toy_config, tmp_path
+):
+    (tmp_path / "program.py").write_text(ODD + PROGRAM)
+    config = override(toy_config, ["train.save_every=6", "train.log_every=3"])
+    given = tmp_path / "program.py", toy_shards, tmp_path / "run", json.dumps(to_dict(config))
+    status, _, err = finish(torchrun(2, *given))
+    assert status == 1
+    assert "after step 9 the weights of process 1 are not those of process 0 (1 first in " in err
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-00000006"]
+    (tmp_path / "program.py").write_text(PROGRAM)
+    run = train_together("run", 2, "train.save_every=6 train.log_every=3")
+    assert_same_end(train_together("whole", 2, "train.save_every=6 train.log_every=3"), run)
 
 
 @pytest.mark.slow

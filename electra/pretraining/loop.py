@@ -23,7 +23,7 @@ from electra.checkpoints.checkpoint import (
     read_state,
     set_damaged_aside,
 )
-from electra.errors import UserError
+from electra.errors import UserError, command
 from electra.method.objective import Objective
 from electra.model.batch import Batch
 from electra.pretraining.guard import MAX_IN_A_ROW
@@ -33,7 +33,13 @@ from electra.pretraining.signals import Requests, heed_signals
 from electra.pretraining.step import Step
 from electra.processes import Interrupted
 from electra.training.config import PretrainConfig, longest_warmup
-from electra.training.distributed import any_rank, from_rank_0, gathered
+from electra.training.distributed import (
+    any_rank,
+    find_odd_weights,
+    from_rank_0,
+    gathered,
+    is_sharded,
+)
 from electra.training.optimizer import learning_rate_at
 
 
@@ -220,7 +226,12 @@ class Session:
         return Due.after(done, config, stages, told=told, late=late, save=save)
 
     def record(self, done: int) -> None:
-        """End the window with a record; a run whose losses stay not finite ends, saved."""
+        """End the window with a record; a run whose losses stay not finite ends, saved.
+
+        So does one whose processes have weights that differ, at its last checkpoint.
+        """
+        if self.step.machine.num_ranks > 1 and not is_sharded(self.step.model):
+            self._require_same_weights(done)
         means, skipped = self.window.record(done, self.step.config.train.steps)
         self.journal.write_window(done, means, skipped, self.learning_rate)
         most_bad = self.window.most_bad
@@ -232,6 +243,16 @@ class Session:
                 f"none of them changed the {what}; the run is saved: lower "
                 "optimizer.learning_rate, or set train.precision=float32; the rows are in "
                 f"{self.run / 'skipped'}"
+            )
+
+    def _require_same_weights(self, done: int) -> None:
+        odd = find_odd_weights(self.step.model)
+        if odd:
+            rank, name = next(iter(odd.items()))
+            raise UserError(
+                f"after step {done:,} the weights of process {', '.join(map(str, odd))} are not those "
+                f"of process 0 ({rank} first in {name}): they computed different steps; the "
+                f"checkpoints before are right: {command('pretrain', '--resume', self.run)}"
             )
 
     def save(self, *, is_last: bool) -> None:

@@ -127,6 +127,26 @@ def gather_over_ranks(numbers: Tensor) -> Tensor:
     return torch.stack(found)
 
 
+def find_odd_weights(model: nn.Module) -> dict[int, str]:
+    """Return the processes whose weights are not those of process 0, and the first that differs.
+
+    Equal sums lead to equal updates only where each process decides alike: a kernel that rounds in
+    another order may judge a step otherwise, and no loss would show it. The weights' bits are added
+    as integers, so that the order does not matter. All processes get the same answer.
+    """
+    kinds = {8: torch.int64, 4: torch.int32, 2: torch.int16}
+    weights = {name: each.detach() for name, each in model.named_parameters()}
+    bits = [
+        each.view(kinds[each.element_size()]).sum(dtype=torch.int64) for each in weights.values()
+    ]
+    sums = gather_over_ranks(torch.stack(bits).cpu())
+    return {
+        rank: next(name for name, is_odd in zip(weights, odd, strict=True) if is_odd)
+        for rank, odd in enumerate((sums != sums[0]).tolist())
+        if any(odd)
+    }
+
+
 def any_rank(*flags: bool) -> tuple[bool, ...]:
     """Return for each flag whether it is set on any process."""
     return tuple(gather_over_ranks(torch.tensor(flags, dtype=torch.int32)).bool().any(0).tolist())
