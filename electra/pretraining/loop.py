@@ -248,11 +248,11 @@ class Session:
     def _require_same_weights(self, done: int) -> None:
         odd = find_odd_weights(self.step.model)
         if odd:
-            rank, name = next(iter(odd.items()))
+            who, (rank, name) = ", ".join(map(str, odd)), next(iter(odd.items()))
             raise UserError(
-                f"after step {done:,} the weights of process {', '.join(map(str, odd))} are not those "
-                f"of process 0 ({rank} first in {name}): they computed different steps; the "
-                f"checkpoints before are right: {command('pretrain', '--resume', self.run)}"
+                f"after step {done:,} the weights of process {who} are not those of process 0 ({rank} "
+                f"first in {name}): they computed different steps; the checkpoints before are right: "
+                f"{command('pretrain', '--resume', self.run)}"
             )
 
     def save(self, *, is_last: bool) -> None:
