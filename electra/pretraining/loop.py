@@ -250,9 +250,9 @@ class Session:
         if odd:
             who, (rank, name) = ", ".join(map(str, odd)), next(iter(odd.items()))
             raise UserError(
-                f"after step {done:,} the weights of process {who} are not those of process 0 ({rank} "
-                f"first in {name}): they computed different steps; the checkpoints before are right: "
-                f"{command('pretrain', '--resume', self.run)}"
+                f"after step {done:,} the weights of process {who} are not those of process 0 "
+                f"({rank} first in {name}): they computed different steps; the checkpoints before "
+                f"are right: {command('pretrain', '--resume', self.run)}"
             )
 
     def save(self, *, is_last: bool) -> None:
