@@ -15,6 +15,7 @@ from stores import free_ports
 from test_distributed import TESTS, assert_same_losses, children_of, finish, read_sessions
 
 from electra.assignments import override, to_dict
+from electra.checkpoints.checkpoint import list_checkpoints
 from electra.shards.config import PrepareConfig
 from electra.shards.examples import Examples
 from electra.shards.prepare import prepare
@@ -30,7 +31,7 @@ from electra.training import watchdog
 from electra.training.config import PretrainConfig
 shards, run, config, lost, slow, seen = sys.argv[1:]
 machine = int(os.environ["MACHINE"])
-watchdog.LOOK_SECONDS, watchdog.SILENT_SECONDS = 1, 8
+watchdog.LOOK_SECONDS, watchdog.SILENT_SECONDS = 1, 15
 rate = loop.find_learning_rate
 def break_down(step, *given):
     time.sleep(json.loads(slow)[machine])
@@ -104,12 +105,8 @@ def start_machine(tmp_path):
         subnet, card = ("10.213.7", "eth0") if namespaces else ("127.0.0", "lo")
         launcher = [*INSIDE, namespaces[number]] if namespaces else []
         launcher += [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", *options]
-        launcher += [
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={subnet}.1:{port}",
-            "--max-restarts=3",
-        ]
-        launcher += [f"--rdzv-conf=is_host={number == 0},last_call_timeout=2"]
+        launcher += ["--rdzv-backend=c10d", f"--rdzv-endpoint={subnet}.1:{port}"]
+        launcher += ["--max-restarts=3", f"--rdzv-conf=is_host={number == 0},last_call_timeout=2"]
         launcher += [f"--local-addr={subnet}.{number + 1}"]
         own = {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache"), "MACHINE": str(number)}
         own |= {"GLOO_SOCKET_IFNAME": card, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -167,7 +164,7 @@ def test_a_machine_out_of_reach_is_left_and_comes_back(
     words += ["model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0"]
     config = override(toy_config, words)
     run = tmp_path / "run"
-    given = toy_shards, run, json.dumps(to_dict(config)), -1, [0.3, 0.3], tmp_path / "seen.json"
+    given = toy_shards, run, json.dumps(to_dict(config)), -1, [0.4, 0.4], tmp_path / "seen.json"
 
     def start(number):
         return start_machine(number, given, "--nnodes=1:2", namespaces=namespaces)
@@ -183,7 +180,7 @@ def test_a_machine_out_of_reach_is_left_and_comes_back(
         subprocess.run(cable, check=True)
 
     first, second = start(0), start(1)
-    wait_for(lambda: count() == [2] and (run / "checkpoints" / "step-00000004").exists())
+    wait_for(lambda: list_checkpoints(run)[1:])
     cut("down")
     wait_for(lambda: count() == [2, 1])
     cut("up")
@@ -202,7 +199,7 @@ def test_a_machine_of_a_ray_cluster_is_lost(namespaces, toy_tokenizer, tmp_path,
     """Its pieces are prepared by the other one: the shards are those of one machine."""
     pytest.importorskip("ray")
     text, given = tmp_path / "a.txt", tmp_path / "tokenizer"
-    text.write_text("\n\n".join(f"my neighbour sold engine {n} . " * 80 for n in range(2000)))
+    text.write_text("\n\n".join(f"my neighbour sold engine {n} . " * 80 for n in range(6000)))
     toy_tokenizer.save(given)
     settings = PrepareConfig(workers=0, heldout_prob=0.1, task_bytes=20_000)
     prepare([str(text)], toy_tokenizer, tmp_path / "local", replace(settings, workers=1))
@@ -239,7 +236,7 @@ def test_a_machine_of_a_ray_cluster_is_lost(namespaces, toy_tokenizer, tmp_path,
     verb = ["electra", "prepare", str(text), "--tokenizer", str(given), "--engine", "ray", "--set"]
     verb += ["workers=0", "heldout_prob=0.1", "task_bytes=20000", "--out", str(tmp_path / "out")]
     command = start(0, *verb, RAY_ADDRESS=cluster)
-    wait_for(lambda: works(0) and works(1))
+    wait_for(lambda: works(1))
     kill(pids_in(namespaces[1]))
     assert command.wait(120) == 0, said()
     local, found = ((tmp_path / name / "manifest.json").read_text() for name in ("local", "out"))
