@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from stores import free_ports
@@ -72,6 +73,13 @@ def namespaces():
         for name in names:
             kill(pids_in(name))
             subprocess.run(["ip", "netns", "del", name], check=True)
+
+
+@pytest.fixture
+def short_folder():
+    """One for Ray, which makes sockets in it: their names may have 107 characters."""
+    with TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield folder
 
 
 def pids_in(namespace):
@@ -195,7 +203,9 @@ def test_a_machine_out_of_reach_is_left_and_comes_back(
 
 
 @pytest.mark.slow
-def test_a_machine_of_a_ray_cluster_is_lost(namespaces, toy_tokenizer, tmp_path, monkeypatch):
+def test_a_machine_of_a_ray_cluster_is_lost(
+    short_folder, namespaces, toy_tokenizer, tmp_path, monkeypatch
+):
     """Its pieces are prepared by the other one: the shards are those of one machine."""
     pytest.importorskip("ray")
     text, given = tmp_path / "a.txt", tmp_path / "tokenizer"
@@ -203,8 +213,8 @@ def test_a_machine_of_a_ray_cluster_is_lost(namespaces, toy_tokenizer, tmp_path,
     toy_tokenizer.save(given)
     settings = PrepareConfig(workers=0, heldout_prob=0.1, task_bytes=20_000)
     prepare([str(text)], toy_tokenizer, tmp_path / "local", replace(settings, workers=1))
-    for name, value in {"AUTH_MODE": "disabled", "TMPDIR": "/tmp"}.items():
-        monkeypatch.setenv(f"RAY_{name}", value)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_TMPDIR", short_folder)  # others would join this cluster
     cluster = "10.213.7.1:6379"
 
     def start(number, *words, **own):

@@ -352,9 +352,10 @@ def test_a_killed_suite_ends_with_the_same_table(words, tmp_path):
     assert tables[0] == tables[1]
 
 
-def kill_on_ray(run):
-    """SIGKILL the Ray worker that has begun to write a run."""
+def kill_on_ray(run, suite):
+    """SIGKILL the Ray worker that has begun to write a run of the suite."""
     while not (run / "metrics.jsonl").exists():
+        assert suite.poll() is None
         time.sleep(0.02)
     titles = {path.parent.name: path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")}
     workers = [number for number, title in titles.items() if b"ray::_compute_on_ray" in title]
@@ -377,7 +378,7 @@ def test_tasks_of_a_queue_and_of_ray_give_the_same_results(words, tmp_path):
     assert not (tmp_path / "tasks-out").exists()
     assert run("tasks", "--jobs", 0).wait() == 0
     ray = run("ray", "--engine", "ray", "--jobs", 2)
-    kill_on_ray(tmp_path / "ray" / "bert-1-seed-0")
+    kill_on_ray(tmp_path / "ray" / "bert-1-seed-0", ray)
     assert ray.wait() == 0
 
     def read(name):
