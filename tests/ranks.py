@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 tests/ranks.py OUT STEPS SHARDING NAME ...
 
-Each process writes OUT/<name>-<rank>.json: the losses, the gradient norms, and a hash of the rows,
-positions and draws of every step.
+Each process writes OUT/<name>-<rank>.json: the losses, the gradient norms, and of each of its rows
+in every step a hash of its tokens, positions and draws.
 """
 
 import hashlib
@@ -43,18 +43,23 @@ def compute(name, steps, machine, sharding="none"):
     def note(batch, uniform):
         draw, counts = choose(batch, uniform)
         tensors = [batch.input_ids_BL, *draw[:5]]
-        seen.append(hashlib.sha256(b"".join(each.numpy().tobytes() for each in tensors)))
+        rows = (
+            b"".join(each.numpy().tobytes() for each in row) for row in zip(*tensors, strict=True)
+        )
+        seen.append([hashlib.sha256(row).hexdigest() for row in rows])
         return draw, counts
 
     step.choose = note
     losses, norms = [], []
+    size = 8 // machine.num_ranks
+    own = slice(size * machine.rank, size * (machine.rank + 1))
     for number in range(steps):
-        outcome = step(number, padded(make_rows(config, 8, number)), 1e-3)
+        outcome = step(number, padded(make_rows(config, 8, number)).rows(own), 1e-3)
         loss = torch.stack([output.loss for output in outcome.outputs]).sum()
         sum_over_ranks([loss])
         losses.append(loss.item())
         norms.append(outcome.grad_norm.item())
-    return {"losses": losses, "norms": norms, "draws": [each.hexdigest() for each in seen]}
+    return {"losses": losses, "norms": norms, "draws": seen}
 
 
 def main():

@@ -367,13 +367,20 @@ def test_a_compiler_that_fails_is_done_without():
 
 
 def test_two_processes_share_the_rows_of_a_step():
-    """Each computes what one process would in its micro-batches: rows, draws, counts, dropout."""
+    """Each computes what one process would in its micro-batches: rows, draws, dropout.
+
+    Each has its rows alone; the counts, which are summed over processes, are given to both.
+    """
     config, alone = make_config("train.accumulation=2"), make_config("train.accumulation=1")
     batch = padded(make_rows(config, 8, 0))
-    whole, shares = make_step(config)(3, batch, 1e-3).outputs, []
+    step, drawn, shares = make_step(config), [], []
+    choose = step.choose
+    step.choose = lambda *given: drawn.append(choose(*given)) or drawn[0]
+    whole = step(3, batch, 1e-3).outputs
     for rank in range(2):
         step = Step(make_model(alone).train(), alone, Machine(rank=rank, num_ranks=2))
-        shares += step(3, batch, 1e-3).outputs
+        step.choose = lambda *given, choose=step.choose: (choose(*given)[0], drawn[0][1])
+        shares += step(3, batch.rows(slice(4 * rank, 4 * rank + 4)), 1e-3).outputs
     assert len(shares) == len(whole) == 2
     for ours, theirs in zip(shares, whole, strict=True):
         assert ours.loss == theirs.loss

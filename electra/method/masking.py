@@ -1,6 +1,6 @@
 """Masked positions m, the masked rows, and a network's predictions at m.
 
-`Masking.draw` draws all random numbers of a step except dropout, for all rows of the step at once.
+`Masking` draws all random numbers of a step except dropout, for all rows of the step at once.
 Gradient accumulation and data parallelism therefore do not change the step.
 
 Source: section 2.
@@ -216,17 +216,27 @@ class Masking(nn.Module):
         ]
         return self.choose(batch, torch.cat(uniform).to(batch.input_ids_BL.device))
 
-    def draw_uniform(self, batch: Batch, rng: torch.Generator) -> Tensor:
-        """Return the uniform numbers of a step in [0, 1), those that `choose` reads.
+    def draw_uniform(
+        self, batch: Batch, rng: torch.Generator, part: tuple[int, int] = (0, 1)
+    ) -> Tensor:
+        """Return uniform numbers in [0, 1) for `choose`, of rows that are one part of a step.
 
-        All random numbers are drawn at once, so that the rest of a draw can be compiled.
+        `part` is its number and that of all parts, which have equally many rows. The numbers of all
+        rows are drawn, so that a row's do not depend on the parts; and at once, so that the rest of
+        a draw can be compiled.
         """
-        num_numbers = sum(math.prod(shape) for shape in self._shapes(*batch.input_ids_BL.shape))
-        device = batch.input_ids_BL.device
-        return torch.rand(num_numbers, generator=rng, device=device)
+        (B, L), (number, num_parts) = batch.input_ids_BL.shape, part
+        shapes = self._shapes(B * num_parts, L)
+        sizes = [math.prod(shape) for shape in shapes]
+        uniform = torch.rand(sum(sizes), generator=rng, device=batch.input_ids_BL.device)
+        if num_parts == 1:
+            return uniform
+        views = (each.view(shape) for each, shape in zip(uniform.split(sizes), shapes, strict=True))
+        own = [each.narrow(max(0, each.ndim - 2), number * B, B).flatten() for each in views]
+        return torch.cat(own)
 
     def choose(self, batch: Batch, uniform: Tensor) -> tuple[Draw, Counts]:
-        """Return masked positions and uniform numbers of all rows of a step, and their counts."""
+        """Return masked positions and uniform numbers of rows, and their counts."""
         real_BL, maskable_BL = find_real(batch), self.find_maskable(batch)
         shapes = self._shapes(*batch.input_ids_BL.shape)
         parts = uniform.split([math.prod(shape) for shape in shapes])

@@ -348,7 +348,7 @@ def exact_kernels(dropout_prob: float) -> list[SDPBackend]:
 
 
 def _rank(config: PretrainConfig, machine: Machine, *, masked: bool) -> list[SDPBackend]:
-    sizes, rows = config.model, config.train.micro_batch_size
+    sizes, rows = config.model, -(-config.train.micro_batch_size // machine.num_ranks)
     length = config.examples.sequence_length
     heads, rate = sizes.num_attention_heads, sizes.attention_probs_dropout_prob
     device, dtype = machine.device, machine.dtype

@@ -2,9 +2,10 @@
 
 This form runs on a CPU. It is also the definition of the accelerated step in acceleration.py.
 
-Masked positions, uniform numbers and counts are computed over all rows of a step. Each micro-batch
-gives its share of the loss, and the gradients add up, also over the processes of a step. Gradient
-accumulation and data parallelism therefore do not change the step, except for rounding and dropout.
+Each process of a step has its rows alone. Uniform numbers are drawn for all rows, and counts are
+summed over the processes. Each micro-batch gives its share of the loss, and the gradients add up,
+also over the processes. Gradient accumulation and data parallelism therefore do not change the
+step, except for rounding and dropout.
 """
 
 import math
@@ -92,7 +93,7 @@ class Step:
         return -(-self.config.train.micro_batch_size // self.machine.num_ranks)
 
     def __call__(self, number: int, batch: Batch, learning_rate: float) -> Outcome:
-        """Run one optimizer step, and return its outputs; the batch has all rows, in host memory.
+        """Run one optimizer step on this process's rows, in host memory, and return its outputs.
 
         All random numbers are functions of train.seed and the number of the step, from 0.
         """
@@ -114,9 +115,12 @@ class Step:
 
     def compute(self, batch: Batch) -> Outcome:
         """Compute the step after `begin`; the batch is on the device."""
-        draw, counts = self.choose(batch, self.model.masking.draw_uniform(batch, self.rng))
-        if self.config.examples.groups > 1:
-            counts = self._count_own(batch, draw)
+        part = self.machine.rank, self.machine.num_ranks
+        draw, counts = self.choose(batch, self.model.masking.draw_uniform(batch, self.rng, part))
+        if self.machine.num_ranks > 1:
+            counts.num_chosen.mul_(draw.chosen_BS.any())  # the least of 1 is that of the sum
+            sum_over_ranks(counts)
+            counts.num_chosen.clamp_(min=1)
         if self.first_guard is None or self.model.is_resting:
             outcome = self._update(batch, draw, counts)
         else:
@@ -126,14 +130,6 @@ class Step:
             outcome = second._replace(grad_norm=torch.hypot(first.grad_norm, second.grad_norm))
         self.is_torn = False
         return outcome
-
-    def _count_own(self, batch: Batch, draw: Draw) -> Counts:
-        """Return the counts of a step of which each process has the rows alone that it computes."""
-        size, rank = len(batch.input_ids_BL) // self.machine.num_ranks, self.machine.rank
-        own = slice(rank * size, (rank + 1) * size)
-        counts = self.model.masking.count(batch.rows(own), draw.rows(own))
-        sum_over_ranks(counts)
-        return counts
 
     def _update(
         self,
@@ -195,12 +191,10 @@ class Step:
         }
 
     def micro_batches(self, num_rows: int) -> Iterator[tuple[int, slice]]:
-        """Yield number and rows of each micro-batch of the step that this process computes."""
-        num_micro_batches, rank = self.config.train.accumulation, self.machine.rank
-        size = self.micro_rows
-        for number in range(rank * num_micro_batches, (rank + 1) * num_micro_batches):
-            if number * size < num_rows:
-                yield number, slice(number * size, (number + 1) * size)
+        """Yield each micro-batch of this process: its number in the step, and its rows."""
+        size, first = self.micro_rows, self.machine.rank * self.config.train.accumulation
+        for number, start in enumerate(range(0, num_rows, size), first):
+            yield number, slice(start, start + size)
 
     def seed_dropout(self, micro_batch: int, stream: str = "dropout") -> None:
         """Seed dropout by the micro-batch's number in the run, whatever the number of processes."""

@@ -49,17 +49,13 @@ PARTNERS = 1 << 61
 """Added to the number of a shard, for the key of what its rows exchange."""
 
 
-EMPTY = {"second_B": 2, "length_B": 2}
-"""Columns of a row of another process, [CLS] [SEP]; its others are 0."""
-
-
 class Examples:
     """The rows of all steps, from shards that are not empty, in the order of the settings.
 
     The tokenizer gives the special tokens and the tokens that begin a word; the seed is that of the
     cuts and of the order. The corpora of a mixture are drawn by weights or repeats, and each has
-    epochs of its own. `part` is the number of this process and that of all processes of a step:
-    with `examples.groups`, only rows of the groups are read that it computes, and others are empty.
+    epochs of its own. `part` is the number of this process and that of all processes of a step,
+    which divide its rows into equal parts.
     """
 
     def __init__(
@@ -82,6 +78,7 @@ class Examples:
         self.open: dict[tuple[int, ...], Rows | None] = {}
         """The rows of shards that the last block was read from."""
         self.order = self._order(mixture)
+        self.part = part
         self.groups = groups_of(self.order.groups, part[0], part[0] + 1, part[1])
         """The groups whose rows are read."""
         num_open = len(shards)
@@ -91,10 +88,12 @@ class Examples:
         allow_open_files(shards[0].path.parent, files)
         length = config.sequence_length
         self.block_rows = max(BLOCK_ROWS, min(ROWS_OF_SHARD * num_open, BLOCK_TOKENS // length))
-        if config.order == "window":  # rows of two half windows, or three, not of more
+        if config.order == "window":
+            # Rows of three half windows at most; of unequal ones, of no more bytes than the three
+            # largest have: a block ends in two, and half of those between lie in the block.
             of_shard = min(self.order.mixing.sizes / self.corpora)
-            half_window = int(config.window // 2 * of_shard * self.order.groups)
-            self.block_rows = max(1, min(self.block_rows, half_window))
+            half_window = config.window // 2 * of_shard * self.order.groups / part[1]
+            self.block_rows = max(1, min(self.block_rows, int(0.45 * half_window)))
 
     def _order(self, mixture: Sequence[Corpus]) -> "GlobalOrder | WindowOrder":
         """Return the order; the global one has all cuts at once, the other those of a window."""
@@ -153,25 +152,37 @@ class Examples:
         return self.order.mixing.epochs(rows)
 
     def batch(self, step: int, batch_size: int) -> Batch:
-        """Return the rows of a step, counted from 0. A batch may span two epochs."""
-        return assemble(self.tokenizer, **self._read(step, 1, batch_size))
+        """Return the rows of a step, counted from 0; with `examples.groups`, of the own groups.
+
+        A batch may span two epochs.
+        """
+        share = batch_size // self.order.groups
+        of_groups = range(self.groups.start * share, self.groups.stop * share)
+        return assemble(self.tokenizer, **self._read(step, 1, batch_size, of_groups))
 
     def batches(self, step: int, batch_size: int) -> Iterator[Batch]:
-        """Yield the batches of this step and of all later steps, without end.
+        """Yield this part's rows of this step and of all later steps, without end.
 
-        The batches equal those of `batch`. Reading the rows of many small steps in one block is
-        faster.
+        They equal those of `batch`. Reading the rows of many small steps in one block is faster.
         """
-        num_steps = max(1, self.block_rows // batch_size)
+        number, num_parts = self.part
+        size = batch_size // num_parts
+        num_steps = max(1, self.block_rows // size)
         for first in itertools.count(step, num_steps):
-            block = self._read(first, num_steps, batch_size)
-            for start in range(0, num_steps * batch_size, batch_size):
-                inside = slice(start, start + batch_size)
+            own = range(number * size, (number + 1) * size)
+            block = self._read(first, num_steps, batch_size, own)
+            for start in range(0, num_steps * size, size):
+                inside = slice(start, start + size)
                 columns = {name: column[inside] for name, column in block.items()}
                 yield assemble(self.tokenizer, **columns)
 
-    def _read(self, step: int, num_steps: int, batch_size: int) -> dict[str, np.ndarray]:
-        """Return the arguments of `assemble` for the rows of some steps, by the groups' shares."""
+    def _read(
+        self, step: int, num_steps: int, batch_size: int, own: range
+    ) -> dict[str, np.ndarray]:
+        """Return the arguments of `assemble` for some steps: the rows `own` of each.
+
+        The rows of a step are the shares of the groups, one after the other.
+        """
         share = batch_size // self.order.groups
         span = step * share, (step + num_steps) * share
         found = [(group, each) for group in self.groups for each in self.order.draw(group, *span)]
@@ -184,14 +195,16 @@ class Examples:
         columns: dict[str, np.ndarray] = {}
         for group, (shards, places, rows) in found:
             kept = self.open[shards] = self.open[shards] or self._cut(shards)
-            part = kept.read(rows)
-            if len(found) == 1 and len(self.groups) == self.order.groups:
+            in_step = group * share + places % share - own.start
+            is_own = (in_step >= 0) & (in_step < len(own))
+            part = kept.read(rows[is_own])
+            if len(found) == 1:
                 return part
-            places = places // share * batch_size + group * share + places % share
+            places = (places // share * len(own) + in_step)[is_own]
             for name, column in part.items():
                 if name not in columns:
-                    shape = num_steps * batch_size, *column.shape[1:]
-                    columns[name] = np.full(shape, EMPTY.get(name, 0), column.dtype)
+                    shape = num_steps * len(own), *column.shape[1:]
+                    columns[name] = np.empty(shape, column.dtype)
                 columns[name][places] = column
         return columns
 

@@ -1,7 +1,7 @@
 """The processes that compute one step together: their collectives, and a model divided among them.
 
-torchrun starts the processes. Each holds the whole model, draws and counts over all rows of a step,
-and computes its own rows; gradients are summed in one all-reduce. Process 0 decides and writes.
+torchrun starts the processes. Each holds the whole model, and reads and computes its own rows of a
+step; counts and gradients are summed, each in one all-reduce. Process 0 decides and writes.
 Without torchrun there is one process, and every function here returns what it was given. On a CPU
 the processes speak gloo; on CUDA devices NCCL for what is on the device, and gloo for what the host
 has to know.
