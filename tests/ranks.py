@@ -1,9 +1,12 @@
 """A program for torchrun: the first steps of some objectives, and what each process computed.
 
+A name that is a setting, as train.compile=yes, is RTD with this setting.
+
     torchrun --nproc-per-node 2 tests/ranks.py OUT STEPS SHARDING NAME ...
 
-Each process writes OUT/<name>-<rank>.json: the losses, the gradient norms, and of each of its rows
-in every step a hash of its tokens, positions and draws.
+Each process writes OUT/<name>-<rank>.json: the losses, the gradient norms, of each of its rows in
+every step a hash of its tokens, positions and draws, and how many graphs it found in the compiler's
+cache.
 """
 
 import hashlib
@@ -14,6 +17,7 @@ from pathlib import Path
 
 import torch
 from test_step import OBJECTIVES, make_config, make_model, padded
+from torch._dynamo.utils import counters
 
 from electra.assignments import override
 from electra.pretraining.memory import make_rows
@@ -34,7 +38,7 @@ PIECES = 4
 
 def compute(name, steps, machine, sharding="none"):
     """Return losses, norms and hashes of the first steps of an objective."""
-    settings = [*STEPS[name], f"train.accumulation={PIECES // machine.num_ranks}"]
+    settings = [*STEPS.get(name, [name]), f"train.accumulation={PIECES // machine.num_ranks}"]
     more = [f"train.sharding={sharding}", f"model.num_hidden_layers={1 + (name == 'teams')}"]
     config = override(make_config(*settings), [*more, "train.steps=50"])
     step = prepare_step(make_model(config).train(), config, machine)
@@ -54,12 +58,14 @@ def compute(name, steps, machine, sharding="none"):
     size = 8 // machine.num_ranks
     own = slice(size * machine.rank, size * (machine.rank + 1))
     for number in range(steps):
-        outcome = step(number, padded(make_rows(config, 8, number)).rows(own), 1e-3)
+        batch = padded(make_rows(config, 8, number)).rows(own).each(torch.clone)
+        outcome = step(number, batch, 1e-3)
         loss = torch.stack([output.loss for output in outcome.outputs]).sum()
         sum_over_ranks([loss])
         losses.append(loss.item())
         norms.append(outcome.grad_norm.item())
-    return {"losses": losses, "norms": norms, "draws": seen}
+    num_found = counters["inductor"]["fxgraph_cache_hit"]
+    return {"losses": losses, "norms": norms, "draws": seen, "found": num_found}
 
 
 def main():

@@ -104,6 +104,17 @@ def test_every_objective_is_computed_by_several_processes(tmp_path, processes):
 
 
 @pytest.mark.slow
+def test_one_process_compiles_for_all(tmp_path, monkeypatch):
+    """The forward and backward pass, which take longest; the other finds both in the cache."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    name = "train.compile=yes"
+    succeed(2, TESTS / "ranks.py", tmp_path, 3, "none", name)
+    found = [json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in range(2)]
+    assert [each["found"] for each in found] == [0, 2]
+    assert found[0]["losses"] == found[1]["losses"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("processes", "sharding"), [(2, "full"), (4, "full"), (4, "hybrid")])
 def test_every_objective_is_computed_by_a_divided_model(tmp_path, processes, sharding):
     names = [name for name in ranks.STEPS if name != "modernbert"]

@@ -28,8 +28,9 @@ from electra.model.batch import Batch, find_real
 from electra.model.encoder import Encoder
 from electra.model.parts import Linear
 from electra.pretraining.step import Outcome, Ranking, Step
+from electra.processes import find_place
 from electra.training.config import PretrainConfig, TrainConfig
-from electra.training.distributed import from_rank_0
+from electra.training.distributed import from_rank_0, wait_for_all
 from electra.training.machine import Machine
 
 KERNELS = (
@@ -66,6 +67,10 @@ class AcceleratedStep(Step):
         self.plain = self.functions
         if self.compiled:
             self.functions = tuple(map(self._compile, self.plain))
+        self.leads = find_place().local_rank == 0
+        self.has_led = False
+        """Whether the process of this machine that leads has compiled."""
+        self.weights = self._work_in_turn
         self._copy_weights()
         self.attention = attention or {}
         if on_cuda and not attention:  # the processes of a step compute with the same kernels
@@ -178,6 +183,7 @@ class AcceleratedStep(Step):
     def begin_stage(self, stage: int) -> None:
         """Begin a stage of the objective, as `Step.begin_stage`."""
         super().begin_stage(stage)
+        self.has_led = False
         if self.compiled:
             self.measures.tally = self._compile(tally)
         self._prepare_anew()
@@ -198,8 +204,22 @@ class AcceleratedStep(Step):
     def _copy_weights(self) -> None:
         dtype = self.machine.dtype
         is_needed = self.machine.device.type != "cpu" and dtype != torch.float32
-        copies = WorkingCopies(self.model, dtype) if is_needed else None
-        self.weights = copies.at_work if copies else nullcontext
+        self.copies = WorkingCopies(self.model, dtype) if is_needed else None
+
+    @contextmanager
+    def _work_in_turn(self) -> Iterator[None]:
+        """Compute a micro-batch inside, with working copies; the first is first one process's.
+
+        One of each machine compiles it, and the others find its kernels in the cache.
+        """
+        is_first, self.has_led = not self.has_led, self.has_led or not self.leads
+        if is_first and not self.leads:
+            wait_for_all(self.machine)
+        with self.copies.at_work() if self.copies else nullcontext():
+            yield
+        self.has_led = True
+        if is_first and self.leads:  # a step without the compiler may have been in between
+            wait_for_all(self.machine)
 
     def describe(self) -> dict[str, Any]:
         """Return the form of the step for manifests: `Step.describe`, compiler and attention."""
