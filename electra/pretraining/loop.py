@@ -35,6 +35,7 @@ from electra.processes import Interrupted
 from electra.training.config import PretrainConfig, longest_warmup
 from electra.training.distributed import (
     any_rank,
+    ask_any_rank,
     find_odd_weights,
     from_rank_0,
     gathered,
@@ -199,6 +200,8 @@ class Session:
     """Takes the number of each step that begins."""
     learning_rate: float = 0.0
     """Of the last step."""
+    answer: Callable[[], tuple[bool, ...]] | None = None
+    """To what was asked after the last step: whether any process stops, is late or saves."""
 
     def take(self, number: int) -> None:
         """Run the step with this number."""
@@ -219,11 +222,24 @@ class Session:
             self.journal.amend()
 
     def find_due(self, done: int) -> Due:
-        """Return what follows a step; the processes agree."""
-        requests = self.requests
-        told, late, save = any_rank(requests.stops, time.monotonic() >= self.end, requests.saves)
+        """Return what follows a step; the processes agree.
+
+        Several answer requests a step late, so that no step waits for the slowest process.
+        """
+        answer = self._ask() if self.answer is None else self.answer
+        told, late, save = answer()
+        if save:
+            self.requests.saves = False
+        self.answer = self._ask() if self.step.machine.num_ranks > 1 else None
         config, stages = self.step.config, self.step.model.stages
-        return Due.after(done, config, stages, told=told, late=late, save=save)
+        due = Due.after(done, config, stages, told=told, late=late, save=save)
+        if due.end and self.answer:  # which nobody asks for
+            self.answer()
+        return due
+
+    def _ask(self) -> Callable[[], tuple[bool, ...]]:
+        requests = self.requests
+        return ask_any_rank(requests.stops, time.monotonic() >= self.end, requests.saves)
 
     def record(self, done: int) -> None:
         """End the window with a record; a run whose losses stay not finite ends, saved.
@@ -257,7 +273,7 @@ class Session:
 
     def save(self, *, is_last: bool) -> None:
         """Begin to write a checkpoint; if it is the last of the session, wait until it is there."""
-        step, self.requests.saves = self.step, False
+        step = self.step
         with self.window.clock.paused():
             gc.collect()
             is_first = step.machine.rank == 0

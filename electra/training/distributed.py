@@ -18,7 +18,7 @@ divided models import them.
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal
@@ -149,7 +149,25 @@ def find_odd_weights(model: nn.Module) -> dict[int, str]:
 
 def any_rank(*flags: bool) -> tuple[bool, ...]:
     """Return for each flag whether it is set on any process."""
-    return tuple(gather_over_ranks(torch.tensor(flags, dtype=torch.int32)).bool().any(0).tolist())
+    return ask_any_rank(*flags)()
+
+
+def ask_any_rank(*flags: bool) -> Callable[[], tuple[bool, ...]]:
+    """Ask for each flag whether it is set on any process, and return a function that waits for it.
+
+    Each process calls it once, at the latest before the group ends.
+    """
+    if not dist.is_initialized():
+        return lambda: flags
+    numbers = torch.tensor(flags, dtype=torch.int32)
+    found = [torch.empty_like(numbers) for _ in range(dist.get_world_size())]
+    work = dist.all_gather(found, numbers, async_op=True)
+
+    def answer() -> tuple[bool, ...]:
+        work.wait()
+        return tuple(torch.stack(found).bool().any(0).tolist())
+
+    return answer
 
 
 def wait_for_all(machine: Machine) -> None:
