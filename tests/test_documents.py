@@ -100,7 +100,7 @@ def test_what_is_read_ahead_takes_bounded_memory(many_shards):
     many = Examples(shards.train * 1000, shards.tokenizer, config, 0)
     assert many.block_rows == BLOCK_TOKENS // length
     tracemalloc.start()
-    many._read(0, 1000, 1)
+    many._read(0, 1000, 1, range(1))
     assert tracemalloc.get_traced_memory()[1] < 8 * length * 1000
     tracemalloc.stop()
 

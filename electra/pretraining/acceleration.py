@@ -208,10 +208,8 @@ class AcceleratedStep(Step):
 
     @contextmanager
     def _work_in_turn(self) -> Iterator[None]:
-        """Compute a micro-batch inside, with working copies; the first is first one process's.
-
-        One of each machine compiles it, and the others find its kernels in the cache.
-        """
+        """Compute a micro-batch with working copies; one process compiles the first alone."""
+        # The other processes of the machine then find its kernels in the cache.
         is_first, self.has_led = not self.has_led, self.has_led or not self.leads
         if is_first and not self.leads:
             wait_for_all(self.machine)

@@ -179,10 +179,7 @@ class Examples:
     def _read(
         self, step: int, num_steps: int, batch_size: int, own: range
     ) -> dict[str, np.ndarray]:
-        """Return the arguments of `assemble` for some steps: the rows `own` of each.
-
-        The rows of a step are the shares of the groups, one after the other.
-        """
+        """Return the arguments of `assemble` for the rows `own` of each of some steps."""
         share = batch_size // self.order.groups
         span = step * share, (step + num_steps) * share
         found = [(group, each) for group in self.groups for each in self.order.draw(group, *span)]
