@@ -89,8 +89,8 @@ class Examples:
         length = config.sequence_length
         self.block_rows = max(BLOCK_ROWS, min(ROWS_OF_SHARD * num_open, BLOCK_TOKENS // length))
         if config.order == "window":
-            # Rows of three half windows at most; of unequal ones, of no more bytes than the three
-            # largest have: a block ends in two, and half of those between lie in the block.
+            # A block has rows of three half windows at most, or, where shards are unequal, of more
+            # that have no more bytes than the three largest.
             of_shard = min(self.order.mixing.sizes / self.corpora)
             half_window = config.window // 2 * of_shard * self.order.groups / part[1]
             self.block_rows = max(1, min(self.block_rows, int(0.45 * half_window)))
