@@ -6,6 +6,7 @@ and what was interrupted is continued.
 
 import argparse
 import shutil
+import sys
 from pathlib import Path
 
 from electra.checkpoints.bundled import ENCODERS
@@ -75,6 +76,7 @@ def make(out: Path, verb: str, *words: object) -> Path:
     if not (out / LAST.get(verb, "electra.json")).exists():
         line = [str(word) for word in (verb, *words, "--out", out)]
         print_step(command(*line))
+        sys.argv = ["electra", *line]  # which manifests name
         main(line)
     return out
 
