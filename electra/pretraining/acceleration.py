@@ -68,8 +68,8 @@ class AcceleratedStep(Step):
         if self.compiled:
             self.functions = tuple(map(self._compile, self.plain))
         self.leads = find_place().local_rank == 0
-        self.has_led = False
-        """Whether the process of this machine that leads has compiled."""
+        self.has_begun = False
+        """Whether this process has computed, or may compute, the first micro-batch of a stage."""
         self.weights = self._work_in_turn
         self._copy_weights()
         self.attention = attention or {}
@@ -183,7 +183,7 @@ class AcceleratedStep(Step):
     def begin_stage(self, stage: int) -> None:
         """Begin a stage of the objective, as `Step.begin_stage`."""
         super().begin_stage(stage)
-        self.has_led = False
+        self.has_begun = False
         if self.compiled:
             self.measures.tally = self._compile(tally)
         self._prepare_anew()
@@ -210,12 +210,12 @@ class AcceleratedStep(Step):
     def _work_in_turn(self) -> Iterator[None]:
         """Compute a micro-batch with working copies; one process compiles the first alone."""
         # The other processes of the machine then find its kernels in the cache.
-        is_first, self.has_led = not self.has_led, self.has_led or not self.leads
+        is_first, self.has_begun = not self.has_begun, self.has_begun or not self.leads
         if is_first and not self.leads:
             wait_for_all(self.machine)
         with self.copies.at_work() if self.copies else nullcontext():
             yield
-        self.has_led = True
+        self.has_begun = True
         if is_first and self.leads:  # a step without the compiler may have been in between
             wait_for_all(self.machine)
 

@@ -233,7 +233,7 @@ class Session:
         self.answer = self._ask() if self.step.machine.num_ranks > 1 else None
         config, stages = self.step.config, self.step.model.stages
         due = Due.after(done, config, stages, told=told, late=late, save=save)
-        if due.end and self.answer:  # which nobody asks for
+        if due.end and self.answer:  # no later step reads it, and the group may end
             self.answer()
         return due
 

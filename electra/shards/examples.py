@@ -167,9 +167,9 @@ class Examples:
         """
         number, num_parts = self.part
         size = batch_size // num_parts
+        own = range(number * size, (number + 1) * size)
         num_steps = max(1, self.block_rows // size)
         for first in itertools.count(step, num_steps):
-            own = range(number * size, (number + 1) * size)
             block = self._read(first, num_steps, batch_size, own)
             for start in range(0, num_steps * size, size):
                 inside = slice(start, start + size)
