@@ -59,7 +59,9 @@ from electra.pretraining.step import Step
 from electra.reports.rendering import Table, to_markdown
 from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.config import PretrainConfig
+from electra.training.flat import FlatBuffers
 from electra.training.machine import Machine
+from electra.training.optimizer import build_optimizer
 
 META, GPU = torch.device("meta"), torch.device("cuda", 0)
 H100 = SimpleNamespace(
@@ -274,7 +276,11 @@ def count_step(config: PretrainConfig) -> Count:
         step = Step(model, config, Machine())  # its random numbers have no place on META
     step.machine, step.guard = machine, Guard(META)
     step.first_guard = step.first_guard and Guard(META)
-    step.weights = WorkingCopies(model, machine.dtype).at_work
+    flat = FlatBuffers(build_optimizer(model, config.optimizer))
+    step.weights, step.find_gradients = (  # type: ignore[method-assign]
+        WorkingCopies(model, flat, machine.dtype).at_work,
+        flat.gather,
+    )
     batch = make_rows(config, config.train.batch_size, 0)
     if config.examples.short_prob:
         batch = batch._replace(attention_mask_BL=find_real(batch))

@@ -6,19 +6,21 @@ import math
 
 import pytest
 import torch
-from networks import rng
+from networks import assert_same_tensors, rng
 from torch import nn
 
 from electra.assignments import override
 from electra.model.encoder import Encoder
 from electra.presets import PRESETS
 from electra.training.config import OptimizerConfig
-from electra.training.muon import COEFFICIENTS, ITERATIONS, UPDATE_RMS, orthogonalise
+from electra.training.muon import COEFFICIENTS, ITERATIONS, UPDATE_RMS, _iterate_gram, orthogonalise
 from electra.training.optimizer import (
     build_optimizer,
+    find_norm,
     learning_rate_at,
     set_learning_rate,
     step_seed,
+    update_unless,
 )
 
 
@@ -37,6 +39,8 @@ def test_learning_rate_value_by_value():
 def test_the_decay_has_a_whole_number_of_steps():
     config = OptimizerConfig(learning_rate=1.0, warmup_steps=0, decay_fraction=0.35)
     assert [learning_rate_at(step, 10, config) for step in (6, 7, 9)] == [1, 0.75, 0.25]
+    shortest = dataclasses.replace(config, decay_fraction=0.01)
+    assert [learning_rate_at(step, 10, shortest) for step in (8, 9, 10)] == [1, 1, 0]
 
 
 def test_the_released_code_learns_without_a_warm_up():
@@ -173,6 +177,45 @@ def test_updates_are_those_of_torch():
     assert rms < 5 * 0.01 * (1.1 * UPDATE_RMS + 0.1)
 
 
+@pytest.mark.parametrize("matrices", ["adamw", "muon"])
+def test_an_update_that_is_left_out_changes_nothing(matrices):
+    """Gradients of such an update may be no numbers; the one after it is the first."""
+    layers = nn.Linear(8, 4), nn.Linear(8, 4)
+    layers[1].load_state_dict(layers[0].state_dict())
+    config = OptimizerConfig(learning_rate=0.1, matrices=matrices)
+    for layer, skips in zip(layers, ((True, False), (False,)), strict=True):
+        optimizer = build_optimizer(layer, config)
+        for is_skipped in skips:
+            before = {name: each.detach().clone() for name, each in layer.named_parameters()}
+            for each in layer.parameters():
+                each.grad = torch.full_like(each, math.nan if is_skipped else 0.5)
+            update_unless(torch.tensor(is_skipped), optimizer, torch.tensor(2.0))
+            same = [torch.equal(each, before[name]) for name, each in layer.named_parameters()]
+            assert same == 2 * [is_skipped]
+    assert_same_tensors(*(layer.state_dict() for layer in layers))
+
+
+def test_rates_of_captured_updates_are_on_the_device_of_each_group():
+    optimizer = build_optimizer(nn.Linear(4, 2, device="meta"), OptimizerConfig(), captured=True)
+    assert [group["lr"].device.type for group in optimizer.param_groups] == ["meta", "meta"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_wide"), [((4, 8), True), ((8, 4), True), ((4, 7), False), ((4, 4), False)]
+)
+def test_wide_matrices_are_iterated_in_their_smaller_product(monkeypatch, shape, is_wide):
+    """The product of the shorter side with itself, of size 4, takes a fraction of the time."""
+    grams = []
+
+    def note(gram):
+        grams.append(gram.shape)
+        return _iterate_gram(gram)
+
+    monkeypatch.setattr("electra.training.muon._iterate_gram", note)
+    orthogonalise(torch.randn(3, *shape, generator=rng(0)))
+    assert grams == [(3, 4, 4)] * is_wide
+
+
 def test_query_key_and_value_are_three_matrices_and_vectors_have_adamw():
     config = override(PRESETS["tiny"], ["model.num_hidden_layers=1", "model.vocab_size=100"]).model
     muon, adamw = Encoder(config), Encoder(config)
@@ -196,3 +239,12 @@ def test_query_key_and_value_are_three_matrices_and_vectors_have_adamw():
     scale = UPDATE_RMS * config.hidden_size**0.5
     for block in updates.chunk(3):
         assert torch.linalg.svdvals(block / scale).max() < 1.3
+
+
+def test_the_norm_of_long_gradients_is_right():
+    """torch's own norm of so many numbers is 0.05% too small on a CPU."""
+    long, short = torch.randn(12_000_001, generator=rng(1)), torch.randn(3, 5, generator=rng(2))
+    expected = math.hypot(long.double().norm().item(), short.double().norm().item())
+    found = find_norm([long.view(1, -1), short])
+    assert found.dtype == torch.float32
+    assert found.item() == pytest.approx(expected, rel=1e-6)

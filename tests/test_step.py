@@ -38,6 +38,7 @@ from electra.pretraining.memory import make_rows
 from electra.pretraining.start import build_model
 from electra.pretraining.step import Step
 from electra.tokenizing.tokenizer import make_tokenizer
+from electra.training.flat import FlatBuffers
 from electra.training.machine import Machine, choose_dtype
 from electra.training.optimizer import build_optimizer, set_learning_rate, step_seed
 
@@ -102,6 +103,11 @@ def machine_for(config, device=CPU):
 def make_model(config, device=CPU):
     machine = machine_for(config, device)
     return build_model(config, make_tokenizer(VOCAB), machine, torch.ones(VOCAB))
+
+
+def make_copies(model, config):
+    flat = FlatBuffers(build_optimizer(model, config.optimizer))
+    return WorkingCopies(model, flat, torch.bfloat16)
 
 
 def make_step(config, device=CPU, attention=None):
@@ -185,7 +191,7 @@ def test_no_step_waits_for_its_device(name):
     config, meta = make_config(*OBJECTIVES[name]), torch.device("meta")
     model, batch = make_model(in_bfloat16(config), meta), padded(make_rows(config, 4, 0)).to(meta)
     draw, counts = model.masking.draw(batch, torch.Generator())
-    with WorkingCopies(model, torch.bfloat16).at_work():
+    with make_copies(model, config).at_work():
         output = model(batch, draw, counts)
         output.loss.backward()
     Measures(model.loss_weights).add(output)
@@ -202,7 +208,7 @@ def test_working_copies_change_nothing(name):
     for is_at_work in (False, True):
         model = make_model(in_bfloat16(config)).train()
         parameters = dict(model.named_parameters())
-        copies = WorkingCopies(model, torch.bfloat16)
+        copies = make_copies(model, config)
         forward = trace(model)
         draw, counts = model.masking.draw(batch, torch.Generator().manual_seed(1))
         losses = []
@@ -445,7 +451,7 @@ def test_a_step_can_be_replayed(settings):
     tolerance = {"rtol": 1e-5, "atol": 1e-6}
     if machine.dtype == torch.bfloat16:
         tolerance = {"rtol": 2e-4, "atol": 1e-3}  # whose roundings tip over
-        replayed.weights = WorkingCopies(replayed.model, machine.dtype).at_work
+        replayed.weights = make_copies(replayed.model, config).at_work
     replayed.optimizer = build_optimizer(
         replayed.model, config.optimizer, mode=config.method.mode, captured=True
     )
@@ -626,9 +632,9 @@ def test_a_rare_mask_is_computed_plainly(monkeypatch, masks, is_compiled):
         before = len(compiled)
         found, expected = fast(number, each, 1e-3), plain(number, each, 1e-3)
         counts.append(len(compiled) - before)
-        assert torch.equal(found.grad_norm, expected.grad_norm)
+        torch.testing.assert_close(found.grad_norm, expected.grad_norm, rtol=1e-5, atol=0)
     assert [bool(each) for each in counts] == is_compiled
-    assert fast.measures.record() == plain.measures.record()
+    assert fast.measures.record() == pytest.approx(plain.measures.record(), rel=1e-4)
 
 
 def test_captures_are_reset_on_closing():

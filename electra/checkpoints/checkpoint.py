@@ -221,13 +221,14 @@ def load_state(
         if moment == "guard":
             target = guard[name]
         else:
-            parameter = parameters[name]
-            target = (
-                torch.empty_like(parameter, requires_grad=False)
-                if parameter.shape == shape
-                else torch.empty(shape, dtype=dtype, device=parameter.device)
-            )
-            optimizer.state[parameter][moment] = target
+            parameter, moments = parameters[name], optimizer.state[parameters[name]]
+            if moment not in moments:
+                moments[moment] = (
+                    torch.empty_like(parameter, requires_grad=False)
+                    if parameter.shape == shape
+                    else torch.empty(shape, dtype=dtype, device=parameter.device)
+                )
+            target = moments[moment]
         spread(others.get(key), target)
 
 

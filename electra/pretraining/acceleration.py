@@ -31,6 +31,7 @@ from electra.pretraining.step import Outcome, Ranking, Step
 from electra.processes import find_place
 from electra.training.config import PretrainConfig, TrainConfig
 from electra.training.distributed import from_rank_0, wait_for_all
+from electra.training.flat import FlatBuffers
 from electra.training.machine import Machine
 
 KERNELS = (
@@ -61,6 +62,7 @@ class AcceleratedStep(Step):
         # with the graph.
         can_capture = on_cuda and not config.train.recompute_activations
         super().__init__(model, config, machine, config.train.cuda_graph and can_capture)
+        self.flat = FlatBuffers(self.optimizer)
         self.compiled = _compiles(config, machine.device)
         self.compiler_failure: str | None = None
         """Step and message of the compiler's failure."""
@@ -108,7 +110,7 @@ class AcceleratedStep(Step):
         self.compiled = False
         self.functions = self.plain
         self.compiler_failure = f"at step {number}: {reason}"
-        self.optimizer.zero_grad()
+        self.model.zero_grad()
         self._prepare_anew()
         return self._do(number, batch, learning_rate)
 
@@ -170,6 +172,10 @@ class AcceleratedStep(Step):
         current.wait_stream(self.stream)
         return outcome
 
+    def find_gradients(self) -> list[Tensor]:
+        """Return the gradients as long tensors, and let the optimizer update such."""
+        return self.flat.gather()
+
     def close(self) -> None:
         """Free the captured graphs.
 
@@ -204,7 +210,7 @@ class AcceleratedStep(Step):
     def _copy_weights(self) -> None:
         dtype = self.machine.dtype
         is_needed = self.machine.device.type != "cpu" and dtype != torch.float32
-        self.copies = WorkingCopies(self.model, dtype) if is_needed else None
+        self.copies = WorkingCopies(self.model, self.flat, dtype) if is_needed else None
 
     @contextmanager
     def _work_in_turn(self) -> Iterator[None]:
@@ -293,14 +299,17 @@ class WorkingCopies:
     The copies replace the parameters inside `at_work` only.
     """
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype):
+    def __init__(self, model: nn.Module, flat: FlatBuffers, dtype: torch.dtype):
+        self.flat = flat
+        self.buffer = torch.zeros_like(flat.weights, dtype=dtype)
+        parts_of = dict(zip(flat.parameters, flat.view(self.buffer), strict=True))
         encoders = (each for each in model.modules() if isinstance(each, Encoder))
         parts = (part for encoder in encoders for part in encoder.modules())
         maps = dict.fromkeys(part for part in parts if isinstance(part, Linear))
         self.places = [(part, name) for part in maps for name in dict(part.named_parameters())]
         self.masters = [part.get_parameter(name) for part, name in self.places]
         self.copies = [
-            nn.Parameter(master.detach().to(dtype), requires_grad=master.requires_grad)
+            nn.Parameter(parts_of[master], requires_grad=master.requires_grad)
             for master in self.masters
         ]
 
@@ -308,7 +317,7 @@ class WorkingCopies:
     def at_work(self) -> Iterator[None]:
         """Let the model compute with the copies; on exit add their gradients to the parameters'."""
         with torch.no_grad():
-            torch._foreach_copy_(list[Tensor](self.copies), list[Tensor](self.masters))
+            self.buffer.copy_(self.flat.weights)
         self._install(self.copies)
         try:
             yield
@@ -328,13 +337,16 @@ class WorkingCopies:
             for master, copy in zip(self.masters, self.copies, strict=True)
             if copy.grad is not None
         ]
-        gradients: list[Tensor] = [torch.empty_like(master) for master, _ in learnt]
+        sums = [master.grad for master, _ in learnt if master.grad is not None]
+        gradients = [torch.empty_like(each) for each in sums] or [
+            self.flat.slots[master] for master, _ in learnt
+        ]
         torch._foreach_copy_(gradients, [gradient for _, gradient in learnt])
-        earlier = [master.grad for master, _ in learnt if master.grad is not None]
-        if earlier:  # from earlier micro-batches of the step
-            torch._foreach_add_(gradients, earlier)
-        for (master, _), gradient in zip(learnt, gradients, strict=True):
-            master.grad = gradient
+        if sums:  # of earlier micro-batches of the step
+            torch._foreach_add_(sums, gradients)
+        else:
+            for (master, _), gradient in zip(learnt, gradients, strict=True):
+                master.grad = gradient
         for copy in self.copies:
             copy.grad = None
 

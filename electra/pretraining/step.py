@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from electra.method.masking import Counts, Draw
 from electra.method.measures import Measures
@@ -24,7 +24,13 @@ from electra.pretraining.guard import ACCEPTED, Guard
 from electra.training.config import PretrainConfig
 from electra.training.distributed import is_sharded, sum_over_ranks, whole
 from electra.training.machine import Machine
-from electra.training.optimizer import build_optimizer, set_learning_rate, step_seed, update_unless
+from electra.training.optimizer import (
+    build_optimizer,
+    find_norm,
+    set_learning_rate,
+    step_seed,
+    update_unless,
+)
 
 Ranking = dict[str, list[str]]
 """Names of attention kernels, fastest first, for "masked" and "unmasked" rows."""
@@ -153,11 +159,11 @@ class Step:
         for parameter in model.resting:
             parameter.grad = None
         loss = torch.stack([output.loss for output in outputs]).sum()
-        gradients = [each.grad for each in model.parameters() if each.grad is not None]
+        gradients = self.find_gradients()
         # A divided model has summed its gradients in the backward pass.
         sum_over_ranks([loss] if is_sharded(model) else [loss, *gradients])
         self.is_torn |= self.machine.num_ranks > 1
-        grad_norm = whole(nn.utils.get_total_norm(gradients, foreach=True))
+        grad_norm = whole(find_norm(gradients))
         verdict = self.judge(self.first_guard if half == "first" else self.guard, loss, grad_norm)
         if isinstance(half, Outcome):
             verdict = torch.where(half.verdict == ACCEPTED, verdict, half.verdict)
@@ -167,8 +173,12 @@ class Step:
             self.measures.add(output, is_skipped)
         divisor = (grad_norm / self.config.optimizer.max_grad_norm).clamp(min=1)
         update_unless(is_skipped, self.optimizer, divisor)
-        self.optimizer.zero_grad()
+        model.zero_grad()
         return Outcome(outputs, counts.num_real, grad_norm, verdict)
+
+    def find_gradients(self) -> list[Tensor]:
+        """Return the gradients of which the optimizer's next update consists."""
+        return [each.grad for each in self.model.parameters() if each.grad is not None]
 
     def begin_stage(self, stage: int) -> None:
         """Begin a stage of the objective: another loss is minimised and measured from now on."""

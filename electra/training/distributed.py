@@ -34,6 +34,8 @@ from electra.training.machine import Machine
 TIMEOUT = timedelta(hours=6)
 """Longest time that one process waits for the others, for example for process 0 that compares the
 hashes of all shards. torchrun ends them at once if a process has ended."""
+LONG = 1 << 20
+"""Numbers from which a tensor is not copied into a bucket to be summed."""
 SETTLE_SECONDS = 0.5
 """Time in which the threads of gloo let the last tensors go."""
 
@@ -104,18 +106,24 @@ def _is_about_a_peer(error: RuntimeError) -> bool:
 
 
 def sum_over_ranks(tensors: Sequence[Tensor]) -> None:
-    """Replace the tensors by their sums over all processes, in one all-reduce of a flat bucket.
+    """Replace the tensors by their sums over all processes.
 
-    Every process gets the same bits. torch's DistributedDataParallel would do the same, but it
-    binds gradients to nodes that a CUDA graph of the whole step cannot have.
+    Small tensors share one all-reduce of a flat bucket, long ones have one each. Every process gets
+    the same bits. torch's DistributedDataParallel would do the same, but it binds gradients to
+    nodes that a CUDA graph of the whole step cannot have.
     """
     if not dist.is_initialized():
         return
-    bucket = torch.cat([tensor.flatten() for tensor in tensors])
-    dist.all_reduce(bucket)
-    parts = bucket.split([tensor.numel() for tensor in tensors])
-    sums = [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
-    torch._foreach_copy_(list(tensors), sums)
+    long = [each for each in tensors if each.numel() >= LONG and each.is_contiguous()]
+    small = [each for each in tensors if each.numel() < LONG or not each.is_contiguous()]
+    for each in long:
+        dist.all_reduce(each)
+    if small:
+        bucket = torch.cat([each.flatten() for each in small])
+        dist.all_reduce(bucket)
+        parts = bucket.split([each.numel() for each in small])
+        sums = [part.view_as(each) for part, each in zip(parts, small, strict=True)]
+        torch._foreach_copy_(small, sums)
 
 
 def gather_over_ranks(numbers: Tensor) -> Tensor:
