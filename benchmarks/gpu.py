@@ -47,6 +47,7 @@ VARIANTS: dict[str, list[str]] = {
     "small-triton": ["train.layers=triton"],
     "small-unmasked-triton": ["examples.short_prob=0", "train.layers=triton"],
     "small-separate": ["train.combine_kernels=false"],
+    "small-overlap": ["train.overlap=true"],
     "small-dependent": ["train.dependent_launch=true"],
     "small-autotune": ["train.autotune=true"],
 }

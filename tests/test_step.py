@@ -4,7 +4,7 @@ import copy
 import json
 import math
 import shutil
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -477,6 +477,65 @@ def test_a_step_can_be_replayed(settings):
         torch.testing.assert_close(one, other, **tolerance)
 
 
+class NotedStream:
+    """A stream that notes what is done on it, and what it waits for."""
+
+    def __init__(self, name, notes):
+        self.name, self.notes = name, notes
+
+    def wait_stream(self, other):
+        self.notes.append(f"{self.name} waits for {other.name}")
+
+    def wait_event(self, event):
+        self.notes.append(f"{self.name} waits for {event}")
+
+    def record_event(self):
+        return f"the event of {self.name} after {self.notes[-1]}"
+
+
+@pytest.mark.parametrize("name", ["rtd", "recompute"])
+def test_the_generator_learns_beside_the_discriminator(monkeypatch, name):
+    """The same step, of which each part waits for what it reads and adds to."""
+    config = without_dropout(make_config(*OBJECTIVES[name]))
+    batch, notes = padded(make_rows(config, 8, 0)), []
+    main, beside = (NotedStream(each, notes) for each in ("main", "beside"))
+    used, backward = [main], torch.Tensor.backward
+
+    def note(what, function):
+        def call(*arguments):
+            notes.append(f"{what} on {used[-1].name}")
+            return function(*arguments)
+
+        return call
+
+    @contextmanager
+    def use(stream):
+        used.append(stream)
+        yield
+        used.pop()
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: used[-1])
+    monkeypatch.setattr(torch.cuda, "stream", use)
+    monkeypatch.setattr(torch.Tensor, "backward", note("backward", backward))
+    step, plain = make_step(override(config, ["train.overlap=true"])), make_step(config)
+    assert step.beside is None  # on a CPU
+    expected = plain(0, batch, 1e-3)
+    notes.clear()
+    step.beside, step.forward = beside, note("forward", step.forward)
+    found = step(0, batch, 1e-3)
+    assert notes == [
+        "beside waits for main",
+        *("forward on beside", "backward on beside"),
+        "main waits for the event of beside after forward on beside",
+        *("forward on main", "main waits for beside", "backward on main"),
+    ]
+    assert found.outputs[0].loss.item() == pytest.approx(expected.outputs[0].loss.item(), rel=1e-6)
+    torch.testing.assert_close(found.grad_norm, expected.grad_norm, rtol=1e-5, atol=0)
+    assert step.measures.record() == pytest.approx(plain.measures.record(), rel=1e-5)
+    ours, theirs = (dict(each.model.named_parameters()) for each in (step, plain))
+    assert_near_tensors(ours, theirs, least=0.01)
+
+
 def assert_learn_alike(actual, expected, rtol=1e-4):
     """Until a draw on the edge between two tokens falls to the other, losses agree closely."""
     np.testing.assert_allclose(actual[:20], expected[:20], rtol=rtol)
@@ -582,6 +641,7 @@ def test_cuda_captured_steps_draw_anew():
         *("train.compile=no method.mode=reference", "train.compile=no train.precision=bfloat16"),
         # Steps with and without a mask: all but those of the last case are given one.
         *("train.compile=yes", "train.compile=yes train.accumulation=2 examples.short_prob=0"),
+        *("train.compile=yes train.overlap=true", "train.compile=no train.overlap=true"),
     ],
 )
 def test_cuda_captured_and_compiled_learn_like_plain(settings):

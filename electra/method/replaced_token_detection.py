@@ -79,13 +79,26 @@ class ReplacedTokenDetection(Objective):
 
         While the discriminator rests, L_MLM alone.
         """
-        prediction, means = predict_masked(self.generator, self.masking, batch, draw, counts)
+        first = self.generate(batch, draw, counts)
         if self.is_resting:
-            return Output(prediction.loss, means)
+            return first._replace(corrupt_ids_BL=None)
+        second = self.discriminate(first, batch, draw, counts)
+        if learns(self.generator):
+            second = second._replace(loss=first.loss + second.loss)
+        return second
+
+    def generate(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
+        """Return L_MLM, its measures, and x_corrupt."""
+        prediction, means = predict_masked(self.generator, self.masking, batch, draw, counts)
         corrupt_ids_BL = self.masking.corrupt(batch.input_ids_BL, draw, prediction.sampled)
-        disc_loss, of_disc, judgement = self.judge(corrupt_ids_BL, batch, draw, counts)
-        losses = {"mlm_loss": prediction.loss, "disc_loss": disc_loss}
-        return Output(self.weigh(losses), means | of_disc, judgement)
+        return Output(prediction.loss, means, corrupt_ids_BL=corrupt_ids_BL)
+
+    def discriminate(self, first: Output, batch: Batch, draw: Draw, counts: Counts) -> Output:
+        """Return lambda L_Disc of the x_corrupt of `generate`, with the measures of both."""
+        assert first.corrupt_ids_BL is not None
+        disc_loss, of_disc, judgement = self.judge(first.corrupt_ids_BL, batch, draw, counts)
+        loss = self.loss_weights["disc_loss"] * disc_loss
+        return Output(loss, first.means | of_disc, judgement)
 
     def judge(
         self,

@@ -13,7 +13,7 @@ from typing import Literal, cast
 import torch
 import torch.nn.functional as F
 
-from electra.method.masking import Counts, Draw, measure_cloze, predict_masked, sample_chosen
+from electra.method.masking import Counts, Draw, measure_cloze, sample_chosen
 from electra.method.objective import Network, Output, Parts
 from electra.method.replaced_token_detection import ReplacedTokenDetection
 from electra.model.batch import Batch
@@ -60,10 +60,11 @@ class TwoStage(ReplacedTokenDetection):
 
 
 class Separate(ReplacedTokenDetection):
-    """RTD in two updates a step: the generator's by L_MLM, then the discriminator's.
+    """RTD whose losses may be descended one after the other.
 
-    The discriminator sees the tokens that the generator sampled before its update. With
-    method.sharing=gdes its embeddings are those after the update.
+    With train.updates=apart each has an update of its own: the discriminator sees the tokens that
+    the generator sampled before its update; with method.sharing=gdes its embeddings are those after
+    the update. With train.overlap both have one.
 
     Source: DeBERTaV3, section 3.2, and decoupled_training of its released code.
     """
@@ -77,19 +78,14 @@ class Separate(ReplacedTokenDetection):
     ) -> Output:
         """Return the whole as `ReplacedTokenDetection`, or one half of it.
 
-        The "first" half is L_MLM and x_corrupt. The second, which is given the first's output, is
-        lambda L_Disc of that x_corrupt, with the measures of both. None: the whole.
+        The "first" half is `generate`. The second, which is given the first's output, is
+        `discriminate`. None: the whole.
         """
         if half is None or self.is_resting:
             return super().forward(batch, draw, counts)
         if half == "first":
-            prediction, means = predict_masked(self.generator, self.masking, batch, draw, counts)
-            corrupt_ids_BL = self.masking.corrupt(batch.input_ids_BL, draw, prediction.sampled)
-            return Output(prediction.loss, means, corrupt_ids_BL=corrupt_ids_BL)
-        assert half.corrupt_ids_BL is not None
-        disc_loss, of_disc, judgement = self.judge(half.corrupt_ids_BL, batch, draw, counts)
-        loss = self.loss_weights["disc_loss"] * disc_loss
-        return Output(loss, half.means | of_disc, judgement)
+            return self.generate(batch, draw, counts)
+        return self.discriminate(half, batch, draw, counts)
 
 
 class Adversarial(ReplacedTokenDetection):

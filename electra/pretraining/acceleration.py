@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from electra.errors import UserError
 from electra.files import cache_folder
 from electra.method.measures import tally
-from electra.method.objective import Objective
+from electra.method.objective import Objective, Output
 from electra.model.batch import Batch, find_real
 from electra.model.encoder import Encoder
 from electra.model.parts import Linear
@@ -63,6 +63,8 @@ class AcceleratedStep(Step):
         can_capture = on_cuda and not config.train.recompute_activations
         super().__init__(model, config, machine, config.train.cuda_graph and can_capture)
         self.flat = FlatBuffers(self.optimizer)
+        self.beside = torch.cuda.Stream() if on_cuda and config.train.overlap else None
+        """Stream of the generator, with train.overlap."""
         self.compiled = _compiles(config, machine.device)
         self.compiler_failure: str | None = None
         """Step and message of the compiler's failure."""
@@ -171,6 +173,23 @@ class AcceleratedStep(Step):
             outcome = self.compute(batch)
         current.wait_stream(self.stream)
         return outcome
+
+    def descend(self, *arguments: Any) -> Output:
+        """Return the output of `forward`, as `Step.descend`, with train.overlap on two streams."""
+        if self.beside is None or self.model.is_resting:
+            return super().descend(*arguments)
+        main = torch.cuda.current_stream()
+        self.beside.wait_stream(main)
+        with torch.cuda.stream(self.beside):
+            first = self.forward(*arguments, "first")
+            sampled = self.beside.record_event()
+            first.loss.backward()
+            first = first._replace(loss=first.loss.detach())
+        main.wait_event(sampled)
+        second = self.forward(*arguments, first)
+        main.wait_stream(self.beside)  # both losses add to the gradients of shared embeddings
+        second.loss.backward()
+        return second._replace(loss=first.loss + second.loss.detach())
 
     def find_gradients(self) -> list[Tensor]:
         """Return the gradients as long tensors, and let the optimizer update such."""

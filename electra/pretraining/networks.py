@@ -22,7 +22,7 @@ def find_objective(config: PretrainConfig) -> type[Objective]:
         objective = load_outside("objectives", name, Objective)
         return objective
     place = OBJECTIVES[name] if scheme == "joint" else SCHEMES[name, scheme]
-    if config.train.updates == "apart":
+    if config.train.updates == "apart" or config.train.overlap:
         place = "objectives.schemes:Separate"
     module, _, class_name = place.partition(":")
     objective = getattr(import_module(f"electra.{module}"), class_name)

@@ -151,11 +151,9 @@ class Step:
         for number, rows in self.micro_batches(len(batch.input_ids_BL)):
             if self.machine.device.type != "cuda":
                 self.seed_dropout(number, "dropout" if firsts is None else "second dropout")
+            given = [] if half is None else [firsts[len(outputs)] if firsts else half]
             with self.weights():
-                given = [] if half is None else [firsts[len(outputs)] if firsts else half]
-                output = self.forward(batch.rows(rows), draw.rows(rows), counts, *given)
-                output.loss.backward()
-            outputs.append(output._replace(loss=output.loss.detach()))
+                outputs.append(self.descend(batch.rows(rows), draw.rows(rows), counts, *given))
         for parameter in model.resting:
             parameter.grad = None
         loss = torch.stack([output.loss for output in outputs]).sum()
@@ -175,6 +173,12 @@ class Step:
         update_unless(is_skipped, self.optimizer, divisor)
         model.zero_grad()
         return Outcome(outputs, counts.num_real, grad_norm, verdict)
+
+    def descend(self, *arguments: Any) -> Output:
+        """Return the output of `forward`, and add the gradients of its loss to the parameters'."""
+        output = self.forward(*arguments)
+        output.loss.backward()
+        return output._replace(loss=output.loss.detach())
 
     def find_gradients(self) -> list[Tensor]:
         """Return the gradients of which the optimizer's next update consists."""

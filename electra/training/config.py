@@ -147,6 +147,9 @@ class TrainConfig(Settings):
     dependent launch), on a GPU of compute capability 9.0 or above."""
     cuda_graph: bool = True
     """Whether the step is captured as a CUDA graph and replayed, on a CUDA device."""
+    overlap: bool = False
+    """Whether the generator's backward pass runs beside the discriminator's forward pass, on a
+    stream of its own, on a CUDA device. Each network is then compiled by itself."""
     layers: Literal["auto", "plain", "fused", "triton"] = "auto"
     """plain: layers of ordinary modules, which support hooks and adapters. fused: the same layers,
     as one autograd function with a written-out forward and backward pass, for a CPU without
@@ -221,6 +224,10 @@ class PretrainConfig(Settings):
         Needs("train.updates=apart", "method.sharing=gdes|none", "an update each, not two"),
         Needs("train.updates=apart", "method.mode=paper", "the released code has one update"),
         Needs("train.updates=apart", "generator.kind=network", "the others do not learn"),
+        Needs("train.overlap", "method.objective=rtd"),
+        Needs("train.overlap", "method.scheme=joint", "the others have one graph"),
+        Needs("train.overlap", "train.updates=joint", "an update each, one after the other"),
+        Needs("train.overlap", "generator.kind=network", "the others do not learn"),
         Needs("generator.start!=auto", "train.init_from"),
         Needs("generator.warmup_steps", "method.sharing!=all", "one of two networks rests"),
         Needs(
