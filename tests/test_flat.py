@@ -1,7 +1,8 @@
 """Weights, gradients and moments in long tensors: the same steps and the same checkpoints."""
 
 import pytest
-from networks import assert_near_tensors, assert_same_tensors
+import torch
+from networks import assert_near_tensors, assert_same_tensors, rng
 from test_step import (
     OBJECTIVES,
     machine_for,
@@ -11,17 +12,21 @@ from test_step import (
     padded,
     without_dropout,
 )
+from torch import nn
 
 from electra.checkpoints.checkpoint import copy_state, load_state
 from electra.pretraining.memory import make_rows
 from electra.pretraining.step import Step
-from electra.training.flat import ALIGNMENT
+from electra.training.config import OptimizerConfig
+from electra.training.flat import ALIGNMENT, FlatBuffers
+from electra.training.optimizer import build_optimizer, find_norm
 
 STEPS = 12
 CASES = {name: OBJECTIVES[name] for name in ("rtd", "apart", "warm-up", "two-stage", "reference")}
 CASES |= {
     "muon": ["optimizer.matrices=muon", "optimizer.generator_rate=0.5"],
     "muon after a stage": ["optimizer.matrices=muon", "generator.warmup_steps=6"],
+    "warm-up of a step": ["generator.warmup_steps=1"],
     "unigram": ["generator.kind=unigram"],
 }
 
@@ -78,6 +83,7 @@ def test_an_update_has_few_long_tensors():
         advance(step, done, done + 1)
         runs = [each for group in groups for each in group["params"]]
         assert len(runs) <= 4
+        assert set(step.optimizer.state) <= {*parameters, *runs}
         sizes.append(sum(each.numel() for each in runs))
     assert sizes[0] == sizes[1] < sizes[2] == sizes[3]
     num_weights = sum(each.numel() for each in parameters)
@@ -85,3 +91,27 @@ def test_an_update_has_few_long_tensors():
     storages = {each.untyped_storage().data_ptr() for each in [*parameters, *runs]}
     assert storages == {step.flat.weights.untyped_storage().data_ptr()}
     assert not any(each.storage_offset() % ALIGNMENT for each in parameters)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_run_may_have_one_parameter(bias):
+    ours, theirs = nn.Linear(5, 3, bias=bias), nn.Linear(5, 3, bias=bias)
+    ours.load_state_dict(theirs.state_dict())
+    optimizers = [build_optimizer(each, OptimizerConfig()) for each in (ours, theirs)]
+    buffers = FlatBuffers(optimizers[0])
+    for number in range(3):
+        for layer in (ours, theirs):
+            numbers = rng(number)
+            for each in layer.parameters():
+                each.grad = torch.randn(each.shape, generator=numbers)
+        gathered = torch.cat(buffers.gather())
+        norm = find_norm([each.grad for each in theirs.parameters()])
+        torch.testing.assert_close(gathered.norm(), norm)
+        for optimizer in optimizers:
+            optimizer.step()
+        if number == 1:  # begin anew in the middle, with their moments
+            buffers.plans.clear()
+    assert_near_tensors(ours.state_dict(), theirs.state_dict(), 1e-6)
+    for pair in zip(ours.parameters(), theirs.parameters(), strict=True):
+        found, expected = (each.state[one] for each, one in zip(optimizers, pair, strict=True))
+        assert_near_tensors(found, expected, 1e-6)

@@ -248,3 +248,14 @@ def test_the_norm_of_long_gradients_is_right():
     found = find_norm([long.view(1, -1), short])
     assert found.dtype == torch.float32
     assert found.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_norm_of_a_divided_models_gradients_is_torchs(monkeypatch):
+    class Divided(torch.Tensor):
+        full_tensor = True
+
+    parts = []
+    monkeypatch.setattr(nn.utils, "get_total_norm", lambda tensors, foreach: parts.extend(tensors))
+    long = torch.ones(3, 50_000)
+    find_norm([long, long.as_subclass(Divided), torch.ones(0)])
+    assert [len(each.flatten()) for each in parts] == [65_536, 65_536, 18_928, 150_000, 0]
