@@ -6,6 +6,7 @@ import gc
 import io
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -41,6 +42,7 @@ from electra.tokenizing.tokenizer import Tokenizer
 from electra.training import machine
 from electra.training.config import PretrainConfig
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a command in the background has none
 torch.set_num_threads(1)  # the tests run side by side
 machine.usable_cores = lambda: 1  # threads of two tests would wait for each other, and count
 machine.PEAK_SECONDS = 0.0  # one product, since no test needs the peak

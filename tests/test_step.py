@@ -311,7 +311,7 @@ def test_the_generator_learns_at_a_rate_of_its_own(sharing, shared):
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_attention_kernels_are_ranked(masked):
-    kernels = find_kernels(rank_attention(make_config(), Machine()), masked=masked)
+    kernels = find_kernels(rank_attention(make_config(), Machine(), 8), masked=masked)
     assert SDPBackend.MATH in kernels  # which can do everything
     assert len(set(kernels)) == len(kernels)
 
@@ -647,7 +647,7 @@ def test_cuda_captured_steps_draw_anew():
 def test_cuda_captured_and_compiled_learn_like_plain(settings):
     """Losses of 200 steps without dropout."""
     config = without_dropout(make_config(*settings.split()))
-    ranking = rank_attention(config, machine_for(config, CUDA))
+    ranking = rank_attention(config, machine_for(config, CUDA), 8)
     eager = override(config, ["train.compile=no", "train.cuda_graph=false"])
     plain = run(eager, 200, CUDA, ranking)
     rtol = 2e-3 if config.train.precision == "bfloat16" else 1e-4

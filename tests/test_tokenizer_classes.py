@@ -395,8 +395,6 @@ def test_an_interrupt_ends_the_trial_of_a_tokenizer(tmp_path, monkeypatch):
         "time.sleep(100)\n"
     )
     monkeypatch.setattr(foreign.alone, "__file__", str(endless))
-    # A command in the background of a script has no interrupts.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt():
         for _ in range(1000):
@@ -412,7 +410,6 @@ def test_an_interrupt_ends_the_trial_of_a_tokenizer(tmp_path, monkeypatch):
             Tokenizer.load(tmp_path)
     finally:
         thread.join()
-        signal.signal(signal.SIGINT, before)
     with suppress(ChildProcessError):  # subprocess has waited for it
         assert os.WTERMSIG(os.waitpid(int(began.read_text()), 0)[1]) == signal.SIGKILL
 

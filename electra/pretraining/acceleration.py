@@ -78,7 +78,7 @@ class AcceleratedStep(Step):
         self._copy_weights()
         self.attention = attention or {}
         if on_cuda and not attention:  # the processes of a step compute with the same kernels
-            self.attention = from_rank_0(rank_attention(config, machine))
+            self.attention = from_rank_0(rank_attention(config, machine, self.micro_rows))
         self.num_done: dict[tuple[Any, ...], int] = {}
         """Steps done with batches of each shape since the model's computation has changed."""
         self.postponed: tuple[Any, ...] | None = None
@@ -370,14 +370,15 @@ class WorkingCopies:
             copy.grad = None
 
 
-def rank_attention(config: PretrainConfig, machine: Machine) -> Ranking:
+def rank_attention(config: PretrainConfig, machine: Machine, rows: int) -> Ranking:
     """Return torch's attention kernels that support the discriminator's layers, fastest first.
 
-    The timing covers forward and backward pass with the run's sizes and dropout. It leaves out the
-    launches, because the replay of a CUDA graph does not launch kernels one by one.
+    The timing covers forward and backward pass of so many rows, with the run's sizes and dropout.
+    It leaves out the launches, because the replay of a CUDA graph does not launch kernels one by
+    one.
     """
     return {
-        name: [kernel.name for kernel in _rank(config, machine, masked=name == "masked")]
+        name: [kernel.name for kernel in _rank(config, machine, rows, masked=name == "masked")]
         for name in ("unmasked", "masked")
     }
 
@@ -396,9 +397,8 @@ def exact_kernels(dropout_prob: float) -> list[SDPBackend]:
     return [each for each in KERNELS if is_sixteenths or each != SDPBackend.CUDNN_ATTENTION]
 
 
-def _rank(config: PretrainConfig, machine: Machine, *, masked: bool) -> list[SDPBackend]:
-    sizes, rows = config.model, -(-config.train.micro_batch_size // machine.num_ranks)
-    length = config.examples.sequence_length
+def _rank(config: PretrainConfig, machine: Machine, rows: int, *, masked: bool) -> list[SDPBackend]:
+    sizes, length = config.model, config.examples.sequence_length
     heads, rate = sizes.num_attention_heads, sizes.attention_probs_dropout_prob
     device, dtype = machine.device, machine.dtype
     mask_B11L = torch.zeros((rows, 1, 1, length), device=device, dtype=dtype) if masked else None
