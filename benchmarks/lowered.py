@@ -91,6 +91,8 @@ VARIANTS = {
     **{preset: (preset, []) for preset in ROWS},
     "small, Triton layers": ("small", ["train.layers=triton"]),
     "deberta-v3-base, Triton layers": ("deberta-v3-base", ["train.layers=triton"]),
+    "modern-small, Triton layers": ("modern-small", ["train.layers=triton"]),
+    "small, overlap": ("small", ["train.overlap=true"]),
     "small, no short rows": ("small", ["examples.short_prob=0"]),
     "small, no dropout": (
         "small",

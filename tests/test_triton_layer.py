@@ -18,7 +18,9 @@ from networks import assert_near_tensors, rng
 from electra.model.deberta import DisentangledLayer, RelativePlaces, find_rows
 from electra.model.electra import PostNormLayer
 from electra.model.initialisation import init_weights
-from electra.presets import deberta_sizes, encoder_sizes
+from electra.model.modernbert import PreNormLayer, RotaryPlaces
+from electra.model.parts import Sight
+from electra.presets import deberta_sizes, encoder_sizes, modern_sizes
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -46,7 +48,7 @@ def test_in_the_interpreter():
     assert answer.returncode == 0, answer.stdout[-3000:]
     passed = re.search(r"(\d+) passed", answer.stdout)
     assert passed, answer.stdout[-3000:]
-    assert int(passed[1]) >= 28
+    assert int(passed[1]) >= 29
 
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")  # of Triton 3.9
@@ -276,6 +278,10 @@ def compute_layer(layer, mask, hidden_size, device="cpu", dtype=torch.float32, a
     drawn = [torch.randn(shape, generator=rng(n)) for n, shape in enumerate(shapes, 1)]
     x, table, *queries = (each.to(device, dtype).requires_grad_() for each in drawn)
     where = mask.to(device, dtype)
+    if isinstance(layer, PreNormLayer):
+        is_seen_BL = where[:, 0, 0] == 0
+        sight = Sight(length, where.device, dtype, is_seen_BL, None, "all")
+        where = RotaryPlaces(layer.config)(sight)[1]
     if isinstance(layer, DisentangledLayer):
         rows = find_rows(layer.config, length).to(device)
         where = RelativePlaces(where, table, rows - rows[0])
@@ -291,10 +297,15 @@ def make_layers(form, hidden_size, length, std):
     if issubclass(form, DisentangledLayer):
         sizes = deberta_sizes(hidden_size, 1, vocab_size=50, position_buckets=32, **probs)
         plain_form = DisentangledLayer
+    elif issubclass(form, PreNormLayer):
+        sizes, plain_form = modern_sizes(hidden_size, 2), PreNormLayer
+        sizes = dataclasses.replace(sizes, local_attention=128 if length > 64 else 24)
     else:
         sizes, plain_form = encoder_sizes(hidden_size, 1, 32, vocab_size=50, **probs), PostNormLayer
     sizes = dataclasses.replace(sizes, num_attention_heads=hidden_size // 32)
-    plain, ours = plain_form(sizes), form(sizes)
+    numbers = [1] * issubclass(form, PreNormLayer)  # the first layer with local attention
+    plain, ours = plain_form(sizes, *numbers), form(sizes, *numbers)
+    plain.config = ours.config = sizes
     init_weights(plain, std, rng(0))
     ours.load_state_dict(plain.state_dict())
     mask = torch.zeros(3, 1, 1, length)
@@ -302,7 +313,7 @@ def make_layers(form, hidden_size, length, std):
     return plain, ours, mask
 
 
-FORMS = ["TritonPostNormLayer", "TritonDisentangledLayer"]
+FORMS = ["TritonPostNormLayer", "TritonDisentangledLayer", "TritonPreNormLayer"]
 
 
 @pytest.mark.skipif(IS_INTERPRETED or not torch.cuda.is_available(), reason="no CUDA device")
@@ -339,9 +350,7 @@ def test_cuda_kernels_drop_the_share_asked_for():
         assert first.double().mean().item() == pytest.approx(0.1, abs=0.004)
 
 
-@pytest.mark.parametrize(
-    ("form", "asking"), [(FORMS[0], False), (FORMS[1], False), (FORMS[1], True)]
-)
+@pytest.mark.parametrize(("form", "asking"), [*((form, False) for form in FORMS), (FORMS[1], True)])
 def test_the_layer_is_the_plain_one(layers, form, asking):
     """Values and gradients without dropout, masked rows; as a decoder, too."""
     plain, ours, mask = make_layers(getattr(layers, form), 64, 20, 0.1)

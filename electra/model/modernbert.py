@@ -228,5 +228,6 @@ BODY = Body(
     RotaryPlaces,
     PreNormLayer,
     "pre_norm:FusedPreNormLayer",
+    "TritonPreNormLayer",
     ends_with_norm=True,
 )

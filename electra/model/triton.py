@@ -1,7 +1,7 @@
-"""Post-norm layers with Triton kernels for a GPU: attention, GELU, residuals with their norms.
+"""Layers with Triton kernels for a GPU: attention, and GELU and residuals with their norms.
 
-The definitions are `PostNormLayer` and `DisentangledLayer`. results/gpu/small-triton.md has
-the times of an earlier form of the first.
+The definitions are `PostNormLayer`, `DisentangledLayer` and `PreNormLayer`.
+results/gpu/small-triton.md has the times of an earlier form of the first.
 
 Shape suffixes: B rows of the batch, L positions, N heads, D size of a head, M = B * L, H hidden
 size, F feed-forward size, J = 3 * H, P programs; R rows of the table of distances, T distances.
@@ -27,6 +27,8 @@ from electra.model.kernels.disentangled_attention import (
 )
 from electra.model.kernels.elementwise import add_norm, add_norm_backward, gelu
 from electra.model.kernels.short_attention import attend, attend_backward, can_attend
+from electra.model.modernbert import Places, PreNormLayer, RotaryAttention
+from electra.model.modernbert_config import ModernBertConfig
 from electra.model.parts import Dropout, DropoutMasks, LayerNorm, Linear
 from electra.model.parts import attend as attend_plainly
 
@@ -135,6 +137,34 @@ class TritonDisentangledLayer(TritonPostNormLayer, DisentangledLayer):
         return context_BLND.flatten(2)
 
 
+class TritonRotaryAttention(RotaryAttention):
+    """ModernBERT's attention, of Triton's kernels in rows that `can_attend` takes."""
+
+    def forward(  # type: ignore[override]
+        self, x_BLH: Tensor, places: Places, masks: DropoutMasks | None
+    ) -> Tensor:
+        """Return what `RotaryAttention.forward` returns."""
+        if places.block or not can_attend(x_BLH, self.num_heads):
+            return super().forward(x_BLH, places, masks)
+        B, L, _ = x_BLH.shape
+        qkv_3BNLD = self.qkv(x_BLH).view(B, L, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        turned_3BNLD = torch.cat([places.rotate(qkv_3BNLD[:2]), qkv_3BNLD[2:]])
+        seed = torch.randint(2**31 - 1, (1,), device=x_BLH.device)
+        prob = self.dropout.prob if self.training else 0.0
+        context_BLND: Tensor = _AttendTurned.apply(
+            turned_3BNLD.permute(1, 3, 0, 2, 4).contiguous(), places.mask, seed, prob
+        )
+        return self.dropout(self.output(context_BLND.flatten(2)), masks)
+
+
+class TritonPreNormLayer(PreNormLayer):
+    """ModernBERT's layer for a CUDA device with Triton; all its modules are called."""
+
+    def __init__(self, config: ModernBertConfig, number: int):
+        super().__init__(config, number)
+        self.attention = TritonRotaryAttention(config)
+
+
 def _choose_rows(places: RelativePlaces, length: int, dtype: torch.dtype) -> Tensor:
     """Return 1 where a distance has a row of the table, else 0 (T, R)."""
     R, padded, device = len(places.table_RH), pad_length(length), places.rows_T.device
@@ -177,6 +207,25 @@ class _Attend(torch.autograd.Function):
         grad_bias_J = bias_B3ND.sum(dim=0).flatten().to(weight_JH.dtype)
         grad_x_BLH = (grad_MJ @ weight_JH).view(B, L, -1)
         return grad_x_BLH, grad_MJ.T @ x_MH, grad_bias_J, None, None, None, None
+
+
+class _AttendTurned(torch.autograd.Function):
+    """Attention of given queries and keys, as `_Attend` has it of hidden states."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, qkv_BL3ND: Tensor, mask_BNLL: Tensor | None, seed: Tensor, prob: float
+    ) -> Tensor:
+        ctx.prob, ctx.scale = prob, qkv_BL3ND.shape[-1] ** -0.5
+        out_BLND, sums_BNL = attend(qkv_BL3ND, mask_BNLL, seed, prob, ctx.scale)
+        ctx.save_for_backward(out_BLND, sums_BNL, qkv_BL3ND, mask_BNLL, seed)
+        return out_BLND
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad_BLND = grads[0].contiguous()
+        grad_qkv, _ = attend_backward(grad_BLND, *ctx.saved_tensors, ctx.prob, ctx.scale)
+        return grad_qkv, None, None, None
 
 
 class _AttendByDistance(torch.autograd.Function):

@@ -154,8 +154,9 @@ class TrainConfig(Settings):
     """plain: layers of ordinary modules, which support hooks and adapters. fused: the same layers,
     as one autograd function with a written-out forward and backward pass, for a CPU without
     torch.compile. triton: the same layers with Triton kernels for attention (not in float32;
-    electra: rows of at most 128 positions; deberta-v2: any), GELU, and each residual with its norm,
-    for a CUDA device. auto: fused on a CPU without torch.compile, else plain."""
+    deberta-v2: any rows; the others: rows of at most 128 positions) and, except in modernbert, for
+    GELU and each residual with its norm, for a CUDA device. auto: fused on a CPU without
+    torch.compile, else plain."""
 
     section = "train."
     needs = (
