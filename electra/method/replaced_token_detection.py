@@ -81,11 +81,10 @@ class ReplacedTokenDetection(Objective):
         """
         first = self.generate(batch, draw, counts)
         if self.is_resting:
-            return first._replace(corrupt_ids_BL=None)
+            return Output(first.loss, first.means)
         second = self.discriminate(first, batch, draw, counts)
-        if learns(self.generator):
-            second = second._replace(loss=first.loss + second.loss)
-        return second
+        loss = first.loss + second.loss if learns(self.generator) else second.loss
+        return Output(loss, second.means, second.judgement)
 
     def generate(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
         """Return L_MLM, its measures, and x_corrupt."""

@@ -50,7 +50,11 @@ class Places(NamedTuple):
     sin_LD: Tensor
     """Sine of the angles; its first half has the opposite sign."""
     block: int
-    """Positions of a block, C; 0: no blocks."""
+    """Positions of a block, C, half a window; 0: no blocks."""
+    has_rows: bool = False
+    """In blocks: whether nothing but the window and padding behind a row hides a position."""
+    lengths_B: Tensor | None = None
+    """With `has_rows`: positions before the padding; None: nothing is padding."""
 
     def rotate(self, x: Tensor) -> Tensor:
         """Return queries or keys (..., L, D) turned by the angles of their positions."""
@@ -96,7 +100,9 @@ class RotaryPlaces(nn.Module):
         if is_local and (is_any_length or half < length - 1):
             block = 0 if is_any_length else find_block(length, half)
             if block:
-                places = places._replace(block=block)
+                has_rows = sight.documents_BL is None and sight.sees == "all"
+                lengths_B = None if sight.real_BL is None else sight.real_BL.sum(dim=1)
+                places = places._replace(block=block, has_rows=has_rows, lengths_B=lengths_B)
                 forbidden = _forbid_in_blocks(places, sight)
             else:
                 position_L = torch.arange(length, device=sight.device)

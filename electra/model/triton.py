@@ -7,11 +7,12 @@ Shape suffixes: B rows of the batch, L positions, N heads, D size of a head, M =
 size, F feed-forward size, J = 3 * H, P programs; R rows of the table of distances, T distances.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 
 from electra.model.deberta import DisentangledLayer, RelativePlaces
 from electra.model.electra import PostNormLayer
@@ -138,23 +139,42 @@ class TritonDisentangledLayer(TritonPostNormLayer, DisentangledLayer):
 
 
 class TritonRotaryAttention(RotaryAttention):
-    """ModernBERT's attention, of Triton's kernels in rows that `can_attend` takes."""
+    """ModernBERT's attention: of Triton's kernels in rows that `can_attend` takes.
+
+    In longer rows a window is that of torch's Flash kernels, which have no dropout; documents apart
+    and attention to the whole of a long row are those of `RotaryAttention`.
+    """
 
     def forward(  # type: ignore[override]
         self, x_BLH: Tensor, places: Places, masks: DropoutMasks | None
     ) -> Tensor:
         """Return what `RotaryAttention.forward` returns."""
-        if places.block or not can_attend(x_BLH, self.num_heads):
-            return super().forward(x_BLH, places, masks)
         B, L, _ = x_BLH.shape
+        prob = self.dropout.prob if self.training else 0.0
+        has_windows = places.has_rows and prob == 0 and x_BLH.dtype in (torch.bfloat16, torch.half)
+        if not has_windows and (places.block or not can_attend(x_BLH, self.num_heads)):
+            return super().forward(x_BLH, places, masks)
         qkv_3BNLD = self.qkv(x_BLH).view(B, L, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         turned_3BNLD = torch.cat([places.rotate(qkv_3BNLD[:2]), qkv_3BNLD[2:]])
-        seed = torch.randint(2**31 - 1, (1,), device=x_BLH.device)
-        prob = self.dropout.prob if self.training else 0.0
-        context_BLND: Tensor = _AttendTurned.apply(
-            turned_3BNLD.permute(1, 3, 0, 2, 4).contiguous(), places.mask, seed, prob
-        )
-        return self.dropout(self.output(context_BLND.flatten(2)), masks)
+        turned_BL3ND = turned_3BNLD.permute(1, 3, 0, 2, 4).contiguous()
+        if has_windows:
+            context = _attend_to_windows(turned_BL3ND, places)
+        else:
+            seed = torch.randint(2**31 - 1, (1,), device=x_BLH.device)
+            context = _AttendTurned.apply(turned_BL3ND, places.mask, seed, prob)
+        return self.dropout(self.output(context.reshape(B, L, -1)), masks)
+
+
+def _attend_to_windows(qkv_BL3ND: Tensor, places: Places) -> Tensor:
+    """Return local attention (B * L, N, D); the padding of a row is a sequence of its own."""
+    B, L = qkv_BL3ND.shape[:2]
+    ends = torch.arange(0, B * L + 1, L, device=qkv_BL3ND.device)
+    if places.lengths_B is not None:
+        inside = torch.stack([ends[:-1], ends[:-1] + places.lengths_B], dim=1)
+        ends = torch.cat([inside.flatten(), ends[-1:]])
+    q, k, v = qkv_BL3ND.flatten(0, 1).unbind(1)
+    ends, window = ends.int(), (places.block, places.block)
+    return cast(Tensor, varlen_attn(q, k, v, ends, ends, L, L, window_size=window))
 
 
 class TritonPreNormLayer(PreNormLayer):

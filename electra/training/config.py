@@ -155,8 +155,8 @@ class TrainConfig(Settings):
     as one autograd function with a written-out forward and backward pass, for a CPU without
     torch.compile. triton: the same layers with Triton kernels for attention (not in float32;
     deberta-v2: any rows; the others: rows of at most 128 positions) and, except in modernbert, for
-    GELU and each residual with its norm, for a CUDA device. auto: fused on a CPU without
-    torch.compile, else plain."""
+    GELU and each residual with its norm, for a CUDA device; modernbert's windows in longer rows are
+    Flash attention. auto: fused on a CPU without torch.compile, else plain."""
 
     section = "train."
     needs = (
