@@ -68,6 +68,8 @@ OTHERS: dict[str, tuple[str, int, list[str]]] = {
         ],
     ),
     "small-wide": ("small", 128, ["generator.hidden_fraction=1", "generator.layers_fraction=0.25"]),
+    "modern-small": ("modern-small", 128, []),
+    "modern-small-triton": ("modern-small", 128, ["train.layers=triton"]),
     "base": ("base", 64, []),
     "deberta": ("deberta-v3-base", 32, []),
     "deberta-triton": ("deberta-v3-base", 32, ["train.layers=triton"]),
@@ -76,10 +78,12 @@ OTHERS: dict[str, tuple[str, int, list[str]]] = {
 FINETUNINGS = {"cola": "CoLA", "mrpc": "MRPC", "rte": "RTE", "sts-b": "STS-B"}
 """Tasks that take seconds on a GPU, and their folders."""
 SCHEDULE = [
-    *("install", "kernels", "captured", "small", "triton", "small-triton", "prepare"),
-    *("reproduce", "compiled"),
+    *("install", "kernels", "captured", "triton", "warm", "small", "small-triton"),
+    *("small-overlap", "prepare", "reproduce", "compiled"),
 ]
 """The parts that run with a bundle, in their order."""
+WARM_SECONDS, WARMED_SECONDS = 110, 25
+"""Likely time in which all variants compile side by side, and that of a measurement after it."""
 SUITE_EXTRA = 115 + 20 + 130
 """Seconds of `reproduce` beside its pre-trainings: compiling, evaluation, fine-tuning."""
 STARTING = 90
@@ -120,6 +124,9 @@ def list_parts(out: Path, bundle: Path | None) -> dict[str, Part]:
         settings = ["--set", "train.compile=yes", *settings]
         return Part(seconds, [PYTHON, "-m", "benchmarks.kernels", *size, *settings], expected=70)
 
+    def warm(words: Sequence[str]) -> Part:
+        return Part(300, [*words, "--warm"], expected=WARM_SECONDS)
+
     def beside(preset: str, rows: int, repeats: int) -> Part:
         words = ["--preset", preset, "--batch-size", str(rows), "--repeats", str(repeats)]
         words += ["--compiled", "--out", str(out / f"step-{preset}.json")]
@@ -136,8 +143,13 @@ def list_parts(out: Path, bundle: Path | None) -> dict[str, Part]:
         "captured": check(120, "cuda_steps or cuda_captured_steps or cuda_stages or cuda_run", 60),
         "compiled": check(300, "cuda_captured_and or cuda_and", 150),
         "triton": check(120, "cuda", 60, "test_triton_layer", needed=False),
+    }
+    measured = {
         **{name: step(240, name, "small", 128, words) for name, words in VARIANTS.items()},
         **{name: step(360, name, *words) for name, words in OTHERS.items()},
+    }
+    parts |= {f"warm-{name}": warm(part.command) for name, part in measured.items()} | measured
+    parts |= {
         "bandwidth": step(300, "bandwidth", "small", 128, ["train.cuda_graph=false"]),
         "step-small": beside("small", 128, 5),
         "step-base": beside("base", 32, 3),
@@ -325,9 +337,21 @@ def describe_plan(parts: dict[str, Part], names: Sequence[str], bundle: Path | N
     return lines
 
 
+def find_names(parts: dict[str, Part], words: Sequence[str]) -> Iterator[str]:
+    """Yield the parts that words name; "warm" compiles the measurements that are named as well."""
+    for word in words:
+        for name in parts:
+            kind, _, rest = name.partition("-")
+            is_of_kind = word == kind and (kind == "finetune" or (kind == "warm" and rest in words))
+            if name == word or is_of_kind:
+                yield name
+
+
 def start_part(name: str, part: Part, out: Path) -> subprocess.Popen[bytes]:
     """Start a part, whose output goes to OUT/NAME.log."""
     environment = dict(os.environ)
+    if name.startswith("warm-"):  # beside others
+        environment |= {"TORCHINDUCTOR_COMPILE_THREADS": "3"}
     if name == "bandwidth":  # torch's compiler then times each generated kernel
         environment |= {
             "TORCHINDUCTOR_PROFILE": "1",
@@ -355,13 +379,14 @@ def end_part(process: subprocess.Popen[bytes], seconds: float) -> int | str:
 
 
 def group_parts(names: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the parts that run at once: all fine-tunings together, the others alone."""
-    finetunings = [name for name in names if name.startswith("finetune-")]
+    """Yield the parts that run at once: all that compile, all fine-tunings, the others alone."""
+    together = [
+        [name for name in names if name.startswith(kind)] for kind in ("warm-", "finetune-")
+    ]
     for name in names:
-        if name not in finetunings:
-            yield [name]
-        elif name == finetunings[0]:
-            yield finetunings
+        group = next((each for each in together if name in each), [name])
+        if name == group[0]:
+            yield group
 
 
 def report_part(name: str, status: int | str, took: float, out: Path) -> None:
@@ -384,15 +409,13 @@ def main() -> None:
     if "reproduce" in parts:
         expected = arguments.suite_seconds + SUITE_EXTRA
         parts["reproduce"] = parts["reproduce"]._replace(expected=expected)
-    unknown = [word for word in arguments.parts or () if word not in (*parts, "finetune")]
+    unknown = [word for word in arguments.parts or () if word not in (*parts, "finetune", "warm")]
     if unknown:
         parser.error(f"no part {unknown[0]!r}; choose from {', '.join(parts)}")
-    names = [
-        name
-        for word in arguments.parts or (SCHEDULE if arguments.bundle else parts)
-        for name in parts
-        if name == word or (name.startswith(f"{word}-") and word == "finetune")
-    ]
+    words = arguments.parts or (SCHEDULE if arguments.bundle else list(parts))
+    names = list(find_names(parts, words))
+    for name in (name for name in names if f"warm-{name}" in names):
+        parts[name] = parts[name]._replace(expected=WARMED_SECONDS)
     if arguments.dry_run:
         return print("\n".join(describe_plan(parts, names, arguments.bundle)))
     out.mkdir(parents=True, exist_ok=True)

@@ -211,6 +211,9 @@ def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         action="store_true",
         help="let sums over rows and over columns of one tensor share a kernel at any size",
     )
+    parser.add_argument(
+        "--warm", action="store_true", help="only compile: later processes find the kernels"
+    )
     parser.add_argument("--set", nargs="*", default=[])
     return parser.parse_args(words)
 
@@ -225,6 +228,9 @@ def main() -> None:
     machine = prepare_machine("auto", config.train.precision, config.train.threads)
     variant = Plain if arguments.plain else Ours
     ours = variant(config, make_tokenizer(config.model.vocab_size), machine)
+    if arguments.warm:
+        ours.step(make_rows(config, config.train.batch_size, 0))
+        return
     record = measure(ours) | {"preset": arguments.preset, "settings": settings}
     write_record(record, arguments.out)
     try:

@@ -172,7 +172,8 @@ def test_half_an_hour_is_planned_minute_by_minute(tmp_path, monkeypatch, capsys)
     ends = [start + took for start, took in zip(starts[:-1], takes, strict=True)]
     assert starts[1:] == pytest.approx(ends, abs=0.11)
     assert starts[-1] <= 27
-    assert [line.split()[2].rstrip(",") for line in plan] == gpu.SCHEDULE
+    firsts = [line.split()[2].rstrip(",") for line in plan]
+    assert firsts == ["warm-small" if name == "warm" else name for name in gpu.SCHEDULE]
     assert carried == f"carried: {tmp_path / 'bundle' / '0'}, 3.0 MiB"
     assert not (tmp_path / "gpu").exists()
 
@@ -190,6 +191,11 @@ def test_a_failed_check_ends_nothing_else(tmp_path, capsys):
         assert archive.getnames() == ["captured.log", "kernels.log"]
     names = ["kernels", "finetune-cola", "finetune-rte", "export"]
     assert list(gpu.group_parts(names)) == [["kernels"], names[1:3], ["export"]], "at once"
+    parts = gpu.list_parts(tmp_path, None)
+    names = list(gpu.find_names(parts, ["kernels", "warm", "small", "base"]))
+    assert names == ["kernels", "warm-small", "warm-base", "small", "base"]
+    assert list(gpu.group_parts(names))[1] == names[1:3]
+    assert parts["warm-base"].command == [*parts["base"].command, "--warm"]
 
 
 @pytest.mark.slow
