@@ -54,7 +54,7 @@ from electra.files import check_hashes, read_object, write_facts, write_json
 from electra.interop.card import describe_run
 from electra.interop.export import export
 from electra.model.electra import PostNormLayer
-from electra.model.encoder import Encoder
+from electra.model.encoder import Encoder, find_body
 from electra.model.forms import choose_layers
 from electra.model.fused.post_norm import FusedPostNormLayer
 from electra.pretraining.acceleration import AcceleratedStep
@@ -964,14 +964,20 @@ def test_bfloat16_is_for_processors_that_multiply_it():
         ("fused", "cpu", True, "not for a compiled step or a divided model; use plain or auto"),
         ("fused", "cuda", False, "not for device cuda; use plain or auto"),
         ("triton", "cpu", True, "they are for a GPU; use plain or auto"),
-        ("triton of modernbert", "cuda", True, "modernbert has none; use plain or auto"),
+        ("triton of a body without", "cuda", True, "a body without has none; use plain or auto"),
+        ("fused of a body without", "cpu", False, "a body without has none; use plain"),
         pytest.param(
             *("triton", "cuda", True, "Triton is not installed"),
             marks=pytest.mark.skipif(find_spec("triton") is not None, reason="it is installed"),
         ),
     ],
 )
-def test_layers_are_those_that_the_machine_runs_best(setting, device, compiled, expected):
+def test_layers_are_those_that_the_machine_runs_best(
+    setting, device, compiled, expected, monkeypatch
+):
+    without = find_body("electra")._replace(triton="", fused="")
+    bodies = {"a body without": without, "electra": find_body("electra")}
+    monkeypatch.setattr("electra.model.forms.find_body", bodies.__getitem__)
     setting, _, body = setting.partition(" of ")
     is_refused = isinstance(expected, str)
     says = f"layers {setting}: .*{expected}"
