@@ -112,7 +112,7 @@ class AcceleratedStep(Step):
         self.compiled = False
         self.functions = self.plain
         self.compiler_failure = f"at step {number}: {reason}"
-        self.model.zero_grad()
+        self.clear_gradients()
         self._prepare_anew()
         return self._do(number, batch, learning_rate)
 
@@ -194,6 +194,10 @@ class AcceleratedStep(Step):
     def find_gradients(self) -> list[Tensor]:
         """Return the gradients as long tensors, and let the optimizer update such."""
         return self.flat.gather()
+
+    def clear_gradients(self) -> None:
+        """Remove the gradients of the parameters, but not the long tensors."""
+        self.model.zero_grad()
 
     def close(self) -> None:
         """Free the captured graphs.

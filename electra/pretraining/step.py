@@ -171,7 +171,7 @@ class Step:
             self.measures.add(output, is_skipped)
         divisor = (grad_norm / self.config.optimizer.max_grad_norm).clamp(min=1)
         update_unless(is_skipped, self.optimizer, divisor)
-        model.zero_grad()
+        self.clear_gradients()
         return Outcome(outputs, counts.num_real, grad_norm, verdict)
 
     def descend(self, *arguments: Any) -> Output:
@@ -183,6 +183,10 @@ class Step:
     def find_gradients(self) -> list[Tensor]:
         """Return the gradients of which the optimizer's next update consists."""
         return [each.grad for each in self.model.parameters() if each.grad is not None]
+
+    def clear_gradients(self) -> None:
+        """Remove the gradients, after an update or one that was left out."""
+        self.optimizer.zero_grad()
 
     def begin_stage(self, stage: int) -> None:
         """Begin a stage of the objective: another loss is minimised and measured from now on."""

@@ -168,8 +168,9 @@ def find_norm(gradients: Sequence[Tensor]) -> Tensor:
     """
     parts: list[Tensor] = []
     for each in gradients:
-        has_parts = each.device.type == "cpu" and not hasattr(each, "full_tensor")  # of DTensor
-        parts += each.flatten().split(PART) if has_parts else [each]
+        is_long = each.numel() > PART and each.device.type == "cpu"
+        is_whole = is_long and not hasattr(each, "full_tensor")  # of DTensor
+        parts += each.flatten().split(PART) if is_whole else [each]
     return nn.utils.get_total_norm(parts, foreach=True)
 
 
