@@ -7,7 +7,8 @@ import pytest
 from test_pretrain import write_shard
 
 from electra.shards.config import ExamplesConfig
-from electra.shards.examples import PARTNERS, Rows
+from electra.shards.examples import PARTNERS, Examples, Rows, cut, row_tokens
+from electra.shards.layout import COLUMNS
 
 CLS, SEP, PAD = 2, 3, 0
 
@@ -123,3 +124,33 @@ def test_rows_are_those_of_plain_python(tmp_path, seed, is_next_sentence):
             expected_rows.append(make_row(shard, row, begin, size, config))
     assert [*found] == expected_rows
     assert is_next == expected_next
+
+
+def test_a_row_has_as_many_tokens_as_expected():
+    config = ExamplesConfig(sequence_length=32, short_prob=0.5, single_segment_prob=0.3)
+    _, counts, _ = cut(0, 1_000_000, config, seed=0)
+    assert counts.mean() == pytest.approx(row_tokens(config), rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("groups", "part", "num_open"), [(1, (0, 1), 4), (2, (0, 1), 8), (2, (1, 2), 4)]
+)
+def test_a_window_bounds_what_is_open_and_read_ahead(tmp_path, monkeypatch, groups, part, num_open):
+    """Files of two windows at once, and blocks of 0.45 of half a window of this process."""
+    limits, read, shards = [], [], []
+    monkeypatch.setattr(
+        "electra.shards.examples.allow_open_files", lambda folder, number: limits.append(number)
+    )
+    for number in range(20):
+        (folder := tmp_path / str(number)).mkdir()
+        shards.append(write_shard(folder, np.full(5_000 + 100 * number, 10)))
+    config = ExamplesConfig(sequence_length=32, order="window", window=4, groups=groups)
+    tokenizer = SimpleNamespace(cls_id=CLS, sep_id=SEP, pad_id=PAD, starts_word=np.ones(60, bool))
+    examples = Examples(shards, tokenizer, config, seed=0, part=part)
+    assert limits == [len(COLUMNS) * min(2 * num_open, 20)]
+    of_shard = np.mean([each.num_tokens for each in shards]) / row_tokens(config)
+    assert examples.block_rows == int(0.45 * 2 * of_shard * groups / part[1])
+    examples.on_read = lambda step, numbers: read.append((step, list(numbers)))
+    first = examples.first_shards()
+    assert read == [(-1, examples.order.first_shards())]
+    assert [each.path for each in first] == [shards[number].path for number in read[0][1]]
