@@ -13,7 +13,14 @@ from electra.assignments import override
 from electra.model.encoder import Encoder
 from electra.presets import PRESETS
 from electra.training.config import OptimizerConfig
-from electra.training.muon import COEFFICIENTS, ITERATIONS, UPDATE_RMS, _iterate_gram, orthogonalise
+from electra.training.muon import (
+    COEFFICIENTS,
+    ITERATIONS,
+    MOMENTUM,
+    UPDATE_RMS,
+    _iterate_gram,
+    orthogonalise,
+)
 from electra.training.optimizer import (
     build_optimizer,
     find_norm,
@@ -126,6 +133,13 @@ def test_vectors_and_numbers_have_no_decay_whatever_they_are_called():
     assert decays == {0.0: [1, 0], 0.1: [2]}
 
 
+def test_a_matrix_of_one_row_is_a_vector_to_muon():
+    layer, config = nn.Linear(8, 1), OptimizerConfig(matrices="muon")
+    assert [group["num_blocks"] for group in build_optimizer(layer, config).param_groups] == [0, 0]
+    layer = nn.Linear(8, 2)
+    assert [group["num_blocks"] for group in build_optimizer(layer, config).param_groups] == [1, 0]
+
+
 @pytest.mark.parametrize("shape", [(1, 64, 64), (3, 32, 128), (2, 128, 32)])
 def test_singular_values_become_one_and_vectors_stay(shape):
     matrices = torch.randn(shape, generator=rng(0))
@@ -192,6 +206,10 @@ def test_an_update_that_is_left_out_changes_nothing(matrices):
             update_unless(torch.tensor(is_skipped), optimizer, torch.tensor(2.0))
             same = [torch.equal(each, before[name]) for name, each in layer.named_parameters()]
             assert same == 2 * [is_skipped]
+        (moment,) = {"momentum", "exp_avg"} & optimizer.state[layer.weight].keys()
+        share = 1 - {"momentum": MOMENTUM, "exp_avg": config.adam_beta1}[moment]
+        expected = torch.full_like(layer.weight, 0.25 * share)  # of the gradient over the divisor
+        torch.testing.assert_close(optimizer.state[layer.weight][moment], expected)
     assert_same_tensors(*(layer.state_dict() for layer in layers))
 
 
