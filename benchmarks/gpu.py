@@ -412,7 +412,8 @@ def main() -> None:
     unknown = [word for word in arguments.parts or () if word not in (*parts, "finetune", "warm")]
     if unknown:
         parser.error(f"no part {unknown[0]!r}; choose from {', '.join(parts)}")
-    words = arguments.parts or (SCHEDULE if arguments.bundle else list(parts))
+    alone = [name for name in parts if not name.startswith("warm-")]
+    words = arguments.parts or (SCHEDULE if arguments.bundle else alone)
     names = list(find_names(parts, words))
     for name in (name for name in names if f"warm-{name}" in names):
         parts[name] = parts[name]._replace(expected=WARMED_SECONDS)

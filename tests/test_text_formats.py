@@ -408,6 +408,7 @@ def test_datasets_saved_and_streamed(tmp_path):
     refuse("hub, record 1: no column", lambda: read(f"datasets:{tmp_path}/hub", text_field="body"))
 
 
+@pytest.mark.filterwarnings("ignore:UPath .* filesystem not explicitly implemented")
 def test_urls(tmp_path):
     fsspec = pytest.importorskip("fsspec")
     pytest.importorskip("upath")

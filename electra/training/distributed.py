@@ -114,10 +114,12 @@ def sum_over_ranks(tensors: Sequence[Tensor]) -> None:
     """
     if not dist.is_initialized():
         return
-    long = [each for each in tensors if each.numel() >= LONG and each.is_contiguous()]
-    small = [each for each in tensors if each.numel() < LONG or not each.is_contiguous()]
-    for each in long:
-        dist.all_reduce(each)
+    small = []
+    for each in tensors:
+        if each.numel() >= LONG and each.is_contiguous():
+            dist.all_reduce(each)
+        else:
+            small.append(each)
     if small:
         bucket = torch.cat([each.flatten() for each in small])
         dist.all_reduce(bucket)

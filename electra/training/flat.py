@@ -85,11 +85,13 @@ class FlatBuffers:
         if has_gradient not in self.plans:
             self.plans[has_gradient] = self._make_plan(has_gradient)
         plan = self.plans[has_gradient]
-        learnt = [each for each in self.parameters if each.grad is not None]
-        moved = [each for each in learnt if each.grad is not self.slots[each]]
+        moved = {
+            each: each.grad
+            for each in self.parameters
+            if each.grad is not None and each.grad is not self.slots[each]
+        }
         if moved:
-            found = [each.grad for each in moved if each.grad is not None]
-            torch._foreach_copy_([self.slots[each] for each in moved], found)
+            torch._foreach_copy_([self.slots[each] for each in moved], list(moved.values()))
         for each in moved:
             each.grad = self.slots[each]
         for group in self.optimizer.param_groups:
