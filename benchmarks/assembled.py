@@ -71,7 +71,7 @@ class Launch(NamedTuple):
 
 
 def read_cubin(cubin: bytes, shared: int, num_warps: int, trips: int, parts: int = 1) -> Assembly:
-    """Return what the tools of CUDA, which Triton brings, tell of machine code.
+    """Return what the tools of CUDA, which Triton brings, report on machine code.
 
     Args:
         cubin: The machine code of one kernel.

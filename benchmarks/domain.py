@@ -3,9 +3,9 @@
     python -m benchmarks.domain ABSTRACTS OLD SCIENTIFIC --general RUN RUN --runs RUNS --out OUT
 
 RUN are pre-trainings on OLD, a folder of shards with general text. Each is continued on ABSTRACTS,
-a file of text, and, to tell the domain from the further steps, for as many steps on OLD. All three
-are fine-tuned with few labels of SCIENTIFIC's tasks, with three seeds, and scored on dev. What is
-complete in RUNS is kept.
+a file of text, and, to separate the domain from the further steps, for as many steps on OLD. All
+three are fine-tuned with few labels of SCIENTIFIC's tasks, with three seeds, and scored on dev.
+What is complete in RUNS is kept.
 """
 
 import argparse

@@ -28,7 +28,7 @@ def pack_text(text: Path, folder: Path, limit: int) -> list[Path]:
     """Write a text in parts of at most about `limit` compressed bytes, cut between documents.
 
     Args:
-        text: Text, as it is or packed with xz; blank lines lie between documents.
+        text: Text, plain or packed with xz; blank lines separate documents.
         folder: Folder of the parts.
         limit: Size after which a part ends at the next blank line, bytes. It may be exceeded by
             what a slice of text takes.

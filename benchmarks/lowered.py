@@ -9,7 +9,7 @@ brings Triton, and no CUDA device. Counts change with the version of torch.
 Counted are the kernels of what a step compiles (objective forward and backward, draws, measures),
 and the bytes that they read and write, each buffer once per kernel and caches left out. Operations
 outside (casts of weights, sums of gradients) are counted without their bytes; clipping and AdamW
-are not. With --assemble, every Triton kernel is compiled to machine code for that GPU, too: its
+are not. With --assemble, every Triton kernel is also compiled to machine code for that GPU: its
 registers, spills and instructions, and by kinds of kernels the least time of bytes, operations and
 instructions (assembled.py).
 """
@@ -678,7 +678,7 @@ def main() -> None:
     arguments = parser.parse_args()
     facts = {"torch": torch.__version__, "settings": arguments.set}
     records: dict[str, dict[str, Any]] = {}
-    if arguments.out and arguments.out.exists():  # a command that was interrupted goes on
+    if arguments.out and arguments.out.exists():  # a command that was interrupted continues
         written = read_object(arguments.out)
         if facts == {name: written[name] for name in facts}:
             records = written["variants"]

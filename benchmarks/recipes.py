@@ -7,7 +7,7 @@
 Each variant is pre-trained with each seed until the budget of FLOPs is spent. Eight checkpoints of
 each run judge the same held-out rows, corrupted by the generator of the present recipe's first
 seed. Their loss is that of the logits after a scale and a bias are fitted, so that recipes which
-mask another share of the tokens can be compared. The tables tell after which share of the present
+mask another share of the tokens can be compared. The tables show after which share of the present
 recipe's FLOPs, and of its seconds, a recipe reaches the present recipe's final loss. Seconds are
 those of steps timed in turn, in one process. "Averaged" is the mean of the last two checkpoints'
 weights, which an exponential average of weights would be near to. The scores are those of

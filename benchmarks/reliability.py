@@ -5,8 +5,8 @@
 Each series takes minutes on one core; --series names those to run, and the results of the others
 are kept. FOLDER holds a toy corpus and the runs. The series `disk` needs a file system of 64 MB,
 which root makes: `mount -t tmpfs -o size=64m tmpfs FOLDER/small`. The series `nodes` has to be run
-by root, too, and needs the command `ip`. Without these, a series is left out, and the results say
-so. The series `overhead` takes times, so nothing else may run beside it.
+by root as well, and needs the command `ip`. Without these, a series is left out, and the results
+say so. The series `overhead` takes times, so nothing else may run beside it.
 """
 
 import argparse
@@ -153,7 +153,7 @@ def start(
         shards: Folder of the shards.
         run: The run folder.
         config: The settings.
-        options: Of torchrun; with options, torchrun starts a single process, too.
+        options: Of torchrun; with options, torchrun also starts a single process.
         prefix: A command that starts the launcher.
     """
     program = run.parent / "child.py"
@@ -169,7 +169,7 @@ def start(
 
 
 def finish(process: subprocess.Popen[str]) -> None:
-    """Wait for a run; an exception tells what a failed one printed."""
+    """Wait for a run; an exception has what a failed one printed."""
     _, printed = process.communicate()
     if process.returncode:
         raise RuntimeError(printed)

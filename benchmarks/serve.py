@@ -5,7 +5,7 @@
 ours                batches of up to 64 texts of many clients
 ours, one           the same service with batch_items=1: one text at a time
 pipeline            transformers' text-classification pipeline behind the same service, one text at
-                    a time, as it is usually served
+                    a time, the usual way
 pipeline, batches   the same pipeline with the service's batches and batch_size=64
 
 All variants answer with the same fine-tuned model (`small`, two labels, random weights: the speed
@@ -199,7 +199,7 @@ def start_server(words: Sequence[str]) -> tuple[subprocess.Popen, int]:
 
 
 def read_memory(pid: int) -> int:
-    """Return the most memory of a process so far, bytes; 0 where /proc does not tell."""
+    """Return the most memory of a process so far, bytes; 0 where /proc does not say."""
     path = Path(f"/proc/{pid}/status")
     lines = path.read_text().splitlines() if path.exists() else []
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))

@@ -310,9 +310,9 @@ def with_out(verb: str, out: str) -> list[str]:
 
 
 def is_same(first: Path, second: Path) -> bool:
-    """Return whether two files, or the files that lie in two folders, have the same bytes.
+    """Return whether two files, or the files of two folders, have the same bytes.
 
-    Left out are files that tell when and how fast something was done, by name and by form.
+    Files are left out that show when and how fast something was done, by name and by form.
     """
     if first.is_file():
         return first.read_bytes() == second.read_bytes() or first.suffix in (".html", ".json")
@@ -344,7 +344,7 @@ def list_damages(content: bytes) -> dict[str, bytes | None]:
 
 
 def try_damage(folder: Path) -> Iterator[Trial]:
-    """Each file that a command reads, damaged in each way, is refused, told, or does not matter."""
+    """Damage each file that a command reads in each way: refused, reported, or harmless."""
     detect = ["detect", "COPY", "the queen sold a boat"]
     predict = ["predict", "COPY", "--input", "task/dev.tsv"]
     prepare = ["prepare", "text.txt", "--tokenizer", "COPY", "--out", "new", "--set", *PREPARED]
@@ -473,7 +473,7 @@ CUT = {
         *("prepare.workers=1", *(f"pretrain.{each}" for each in FEW)),
     ],
 }
-"""Commands that a failure of the power ends; what they write lies in the folder `cut`."""
+"""Commands that a failure of the power ends; what they write is in the folder `cut`."""
 SUITE = f"""
 title = "A suite"
 preset = "tiny"
@@ -616,7 +616,7 @@ def try_faults(folder: Path) -> Iterator[Trial]:
 
         for fault, allowed in faults:
             if fault.startswith("flock") and (Path(name_of(given)).suffix or verb == "reproduce"):
-                allowed = ("done",)  # files need no lock, and the runs of a suite lie elsewhere
+                allowed = ("done",)  # files need no lock, and the runs of a suite are elsewhere
             yield Trial(
                 f"{verb}, {fault}",
                 words,

@@ -183,7 +183,7 @@ def compare(text: str, kind: str, lines: Sequence[str], vocab_size: int) -> Row:
     own, library = LIBRARIES[kind]
     heldout = [*lines[HELD_OUT - 1 :: HELD_OUT]]
     train = [line for number, line in enumerate(lines, 1) if number % HELD_OUT]
-    # SentencePiece takes pairs that stand once, too.
+    # SentencePiece also takes pairs that occur once.
     once = {"min_frequency": 1} if kind == "bpe, whole" else {}
     config = TokenizerConfig(kind=own, vocab_size=vocab_size, lowercase=False, **once)  # type: ignore[arg-type]
     tokenizer = Tokenizer.train(train, config)

@@ -1,7 +1,7 @@
 """The site's pages that are made from other files; mkdocs calls the functions below by their names.
 
 README.md is the first page, and CONTRIBUTING.md, CHANGELOG.md and the files of results/ that pages
-lead to are pages, too. Links to source files lead to copies. The verbs come from the command line,
+lead to are also pages. Links to source files lead to copies. The verbs come from the command line,
 the settings from config.py, and the library from the docstrings. A new page in docs/ is taken up by
 itself, with the guides unless SECTIONS names it.
 """

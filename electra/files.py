@@ -111,7 +111,7 @@ def is_inside(name: str) -> bool:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those that it lies in, unless it exists; its name is on the disk then."""
+    """Make a folder and its parents, unless it exists; its name is on the disk then."""
     if not folder.is_dir():
         if not folder.parent.exists():
             make_folder(folder.parent)
@@ -120,7 +120,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_all(path: Path) -> None:
-    """Wait until a file, or all that lies in a folder, is on the disk."""
+    """Wait until a file, or all that is in a folder, is on the disk."""
     if path.is_dir() and not path.is_symlink():
         for each in path.iterdir():
             sync_all(each)
@@ -233,7 +233,7 @@ def read_text(path: Path) -> str:
 def read_object(path: Path, shape: Any = dict) -> dict[str, Any]:
     """Return the object in a JSON file of the shape of a TypedDict; refuse any other by its name.
 
-    Refused is half of a surrogate pair, too, which no text of ours could be written with.
+    Half of a surrogate pair is also refused: none of our texts could be written with it.
     """
     text = read_text(path)
     value: dict[str, Any] = parse_object(text, path)

@@ -1,7 +1,8 @@
 """Objects at URLs, of stores and web servers: read, listed, written. Shards and runs go this way.
 
-obstore makes the requests. What a store refuses for a moment, and what a connection breaks off, it
-asks for again, with growing waits; what lasts longer than PATIENCE is one line, as is a refusal.
+obstore makes the requests. It repeats those that a store refuses for a moment, or that a broken
+connection ends, with growing waits. A fault that lasts longer than PATIENCE is one line, as is a
+refusal.
 Nothing is deleted. The threads of a store do not survive a fork: a store belongs to the process
 that has opened it.
 """
@@ -134,7 +135,7 @@ def send(content: bytes | Path, url: Path) -> None:
 def send_new(content: bytes, url: Path) -> bool:
     """Write an object unless there is one; return whether it has this content now.
 
-    Of several writers of different contents, one gets True.
+    Among several writers of different contents, one gets True.
     """
     store, key = _open(url)
     errors = import_module("obstore.exceptions")
@@ -169,7 +170,7 @@ def _insist(attempt: Callable[[], Result]) -> Result:
 def fetch(path: Path, sha256: str, folder: Path | None = None) -> Path:
     """Return the copy of a file at a URL in a folder of this machine, its own if not given.
 
-    A copy has the name of its sha256, so it is made once, whatever the URL. Of several processes
+    A copy has the name of its sha256, so it is made once, whatever the URL. Among several processes
     one copies and the others wait. A copy that was not compared for a day is compared again.
     """
     if not re.fullmatch("[0-9a-f]{64}", str(sha256)):

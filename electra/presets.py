@@ -214,7 +214,7 @@ FINETUNE_PRESETS: Mapping[str, FinetuneConfig] = {
 def finetune_preset(encoder: EncoderConfig) -> FinetuneConfig:
     """Return the fine-tuning preset of the smallest size at least as wide as the encoder.
 
-    Of several sizes of this width, it is that of the shallowest at least as deep as the encoder,
+    Among several sizes of this width, it is that of the shallowest at least as deep as the encoder,
     else of the deepest. An encoder wider than `large` gets the preset `large`. A causal encoder has
     the mean in place of [CLS], which sees no text.
     """

@@ -1,4 +1,4 @@
-"""What holds for settings: bounds of fields, rules across fields; and how they are written."""
+"""Rules of settings: bounds of fields, rules across fields; and how they are written."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ class Within(NamedTuple):
     interval: str
 
     def holds(self, number: float) -> bool:
-        """Return whether the number lies in the interval; NaN lies in none."""
+        """Return whether the number is in the interval; NaN is in none."""
         least, most = map(float, self.interval[1:-1].split(","))
         is_above = number >= least if self.interval[0] == "[" else number > least
         return is_above and (number <= most if self.interval[-1] == "]" else number < most)
@@ -77,14 +77,14 @@ class Settings:
     """Settings whose bounds and rules across fields are checked when they are made."""
 
     section: ClassVar[str] = ""
-    """What stands before a field's name in --set, such as "train."."""
+    """The prefix of a field's name in --set, such as "train."."""
     needs: ClassVar[tuple[Needs | Order, ...]] = ()
     tag: ClassVar[str] = ""
     """Field whose value chooses the class of the settings; empty: there is one class."""
     kinds: ClassVar[Mapping[str, str]] = {}
     """Module and class below electra by value of the tag; empty: the class that lists them."""
     of_others: ClassVar[Literal["bodies", "objectives"] | None] = None
-    """What other packages may have for more values of the tag."""
+    """Entry points of other packages for more values of the tag."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]

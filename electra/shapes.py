@@ -25,7 +25,7 @@ WORDS: Mapping[Any, str] = {
     **{str: "text", int: "a whole number", float: "a number", bool: "true or false"},
     **{list: "a list", dict: "a JSON object", NoneType: "null"},
 }
-"""What a value must be, by its type."""
+"""The rule for a value, by its type."""
 SHORT = reprlib.Repr()
 """A value in a message: of a list or an object what is directly in it."""
 SHORT.maxlevel = 1
@@ -40,7 +40,7 @@ def check_shape(value: object, shape: Any, place: object, *keys: str | int) -> N
     """
     plain, *bounds = get_args(shape) if get_origin(shape) is Annotated else (shape,)
     kinds = get_args(plain) if get_origin(plain) in (Union, UnionType) else (plain,)
-    # Of several kinds that of the value, so that the message is about the field inside.
+    # Among several kinds that of the value, so that the message is about the field inside.
     kind = next((each for each in kinds if _is_of(value, each)), None)
     if kind is None or not all(each.holds(value) for each in bounds):
         must = " ".join([" or ".join(WORDS[_plain(each)] for each in kinds), *map(str, bounds)])
@@ -87,7 +87,7 @@ def _plain(kind: Any) -> type:
 
 def _is_of(value: object, kind: Any) -> bool:
     plain = _plain(kind)
-    if plain in (int, float):  # of whole numbers those that a float holds, too
+    if plain in (int, float):  # also whole numbers that a float holds
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         return abs(value) < 1 << 63 if isinstance(value, int) else plain is float

@@ -30,7 +30,7 @@ class Command(ForkProcess):
         os.dup2(self.out, 1)
         os.close(self.out)
         sys.stdout, sys.stderr = (os.fdopen(number, "w", 1) for number in (1, 2))
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # or it tells of the copy
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # or it warns about the copy
         warnings.simplefilter("ignore")
         warnings.simplefilter("default", UserWarning)
         main(self.words)

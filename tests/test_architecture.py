@@ -1,4 +1,4 @@
-"""Imports point one way, the core stands on four packages, and only the right files print."""
+"""Imports point one way, the core imports four packages, and only the right files print."""
 
 import ast
 import re
@@ -19,7 +19,7 @@ from electra.training.machine import Machine
 ROOT = Path(electra.__file__).parent
 SOURCES = sorted(ROOT.rglob("*.py"))
 
-# What stands on what, from the ground up; imports point downwards, within a level only inside one
+# What imports what, from the ground up; imports point downwards, within a level only inside one
 # folder. A file not named here fails the test: it has to be given its place.
 LEVELS = """version errors __init__ | outside shapes | settings | assignments | files processes
 | objects | model text | tokenizing | shards | method | objectives | training | tasks | presets
@@ -71,7 +71,7 @@ def test_imports_point_one_way():
 
 
 def test_no_circles_inside_a_room():
-    """A file whose imports all are sorted is sorted; what is never sorted stands in a circle."""
+    """A file whose imports all are sorted is sorted; what is never sorted is in a circle."""
     rest = {path: {*files_of(path)} - {path} for path in SOURCES}
     while ready := {path for path, targets in rest.items() if not targets & rest.keys()}:
         rest = {path: targets for path, targets in rest.items() if path not in ready}

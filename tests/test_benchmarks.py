@@ -157,7 +157,7 @@ def test_a_gpu_reproduces_as_much_of_table_1_as_the_time_allows(
     assert electra.flops["true"] == pytest.approx(bert.flops["true"], rel=1e-3)
     assert bool(suite.rows[0].paper) == (fraction == 0.0625)  # the paper's score is of this one
     gpu.write_suite(out, seconds / 2)
-    assert read_suite(out / "table-1.toml") == suite  # a later call goes on
+    assert read_suite(out / "table-1.toml") == suite  # a later call continues
 
 
 def test_half_an_hour_is_planned_minute_by_minute(tmp_path, monkeypatch, capsys):

@@ -236,7 +236,7 @@ def assert_begins_with(network, saved):
 def test_a_folder_is_continued_with_each_generator(
     deberta, plain, toy_shards, config, tmp_path, heads, start
 ):
-    """An import of an export has the generator that lies in it; both kinds of heads go on."""
+    """An import of an export has the generator in it; both kinds of heads continue."""
     source = deberta / "hf" if heads == "published" else plain
     found = import_model(source, tmp_path / "start")
     assert ({*found.networks}, found.left_over) == ({"discriminator", "generator"}, [])

@@ -148,8 +148,8 @@ COMPARES = 'gain = "gain/mean", half_width = "gain/half_width", seeds = "gain/se
 @pytest.mark.parametrize(
     ("gain", "told"),
     [
-        ({"mean": 2.7, "half_width": 2.8, "seeds": 3}, "[-0.1, 5.5], does not lie above 0"),
-        ({"mean": -2.7, "half_width": 1.9, "seeds": 3}, "does not lie above 0"),
+        ({"mean": 2.7, "half_width": 2.8, "seeds": 3}, "[-0.1, 5.5], is not above 0"),
+        ({"mean": -2.7, "half_width": 1.9, "seeds": 3}, "is not above 0"),
         ({"mean": 2.7, "half_width": 1.9, "seeds": 2}, "2 seeds are fewer than 3"),
     ],
 )
@@ -163,13 +163,13 @@ def test_above_is_refused_where_the_interval_holds_0_or_seeds_are_few(tell, gain
 def test_a_comparison_may_be_of_the_other_direction(tell):
     page = "MLM is below RTD."
     claims = claim(page, comparison=f"{COMPARES}, sign = -1")
-    assert "does not lie above 0" in tell(page, claims)
+    assert "is not above 0" in tell(page, claims)
     assert not tell(page, claims, gain={"mean": -2.7, "half_width": 1.9, "seeds": 3})
 
 
 def test_a_comparison_names_its_interval_or_says_that_it_has_none(tell):
     number = 'shown = "2.7", field = "gain/mean"'
-    bold = claim("2.7 points", number)  # the rest of the sentence counts, too
+    bold = claim("2.7 points", number)  # the rest of the sentence also counts
     assert "says 'above'" in tell("RTD is 2.7 points above MLM.", bold)
     assert not tell("RTD is 2.7 points above MLM (one seed).", bold)
     assert "says 'above'" in tell("One: one seed. RTD is 2.7 points above MLM.", bold)
@@ -182,7 +182,7 @@ def test_lists_are_compared_by_their_interval(tell):
     number = 'shown = "2.0", field = "loop", of = "median", over = "ours"'
     claims = claim(text, number, comparison='more = "loop", less = "ours"')
     assert not tell(text, claims)
-    assert "does not lie above 0" in tell(text, claims, loop=[0.1, 1.0, 3.0])
+    assert "is not above 0" in tell(text, claims, loop=[0.1, 1.0, 3.0])
     assert "2 seeds are fewer than 3" in tell(text, claims, loop=[1.0, 1.01], ours=[0.5, 0.505])
     assert "one value has no interval" in tell(text, claims, loop=[1.0], ours=[0.5])
 
@@ -194,9 +194,9 @@ def test_numbers_without_a_file_have_a_kind_and_a_reason(tell):
     assert ">>15<<" in tell(page, "claims = []")
     assert "needs `why`" in tell(page, "claims = []", f"[{one.replace('the share', '')}]")
     assert "one of the kinds" in tell(page, "claims = []", f"[{one.replace('published', 'true')}]")
-    assert "does not stand there" in tell("MLM.", "claims = []", f"[{one}]")
+    assert "is not there" in tell("MLM.", "claims = []", f"[{one}]")
 
 
 def test_what_was_withdrawn_stays_away(tell):
     one = '[{ date = 2026-11-28, page = "README.md", text = "Here RTD", why = "it is not" }]'
-    assert "'Here RTD' was withdrawn, and stands there" in tell(withdrawn=one)
+    assert "'Here RTD' was withdrawn, and is there" in tell(withdrawn=one)

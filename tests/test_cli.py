@@ -271,7 +271,7 @@ def test_a_flag_of_another_program_names_the_setting_of_the_page(capsys, words, 
 
 
 def test_the_next_command_has_what_this_one_had(capsys, folder, toy_text, tmp_path, monkeypatch):
-    """A name that begins with a dash is one there, too."""
+    """A name that begins with a dash is also one there."""
     monkeypatch.chdir(tmp_path)
 
     def follow(*words):

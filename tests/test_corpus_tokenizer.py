@@ -48,7 +48,7 @@ def test_ids_are_ordered_as_in_bert(tokenizer):
     chars = [token for token in tokens if len(token) == 1]
     assert tokens[5 : 5 + len(chars)] == sorted(chars)
     assert tokenizer.vocab_size == len(tokens) == 600
-    assert "," in chars  # which never goes on a word, so no entry is spent on it
+    assert "," in chars  # which never continues a word, so no entry is spent on it
     assert "##," not in tokens
     assert [*tokenizer.starts_word] == [not token.startswith("##") for token in tokens]
 
@@ -153,7 +153,7 @@ NO_TOKENIZER = "not a tokenizer.json"
         ({"normalizer": {"type": "Nonsense"}}, "not a usable tokenizer: "),
         ({"added_tokens": [{}]}, NO_TOKENIZER),
         ({"normalizer": {"type": "BertNormalizer", "lowercase": 1}}, "lowercase must be true"),
-        ({"added_tokens": [{"id": 5, "content": "[NEW]"}]}, "5 stands twice"),
+        ({"added_tokens": [{"id": 5, "content": "[NEW]"}]}, "5 occurs twice"),
         ({"added_tokens": [{"id": 9, "content": "[CLS]"}]}, "the token '[CLS]' has two ids"),
     ],
 )

@@ -72,7 +72,7 @@ def read_commands(page):
 
 
 def read_inline(page):
-    """What stands between backquotes outside blocks, on one line."""
+    """Text between backquotes outside blocks, on one line."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     return [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", text)]
 

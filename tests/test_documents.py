@@ -123,7 +123,7 @@ def test_rows_are_the_same_but_for_the_numbers(toy_shards):
 @pytest.mark.parametrize("sees", ["all", "before", "after"])
 @torch.no_grad()
 def test_states_depend_on_ones_own_document_only(layer, sees):
-    """Cut out at the same positions, too, behind padding of the other kind."""
+    """Also cut out at the same positions, behind padding of the other kind."""
     encoder = Encoder(SIZES, layer=layer).eval()
     encoder.sees, changed = sees, 0
     init_weights(encoder, 0.2, rng(0))
@@ -138,7 +138,7 @@ def test_states_depend_on_ones_own_document_only(layer, sees):
                 torch.testing.assert_close(each[is_mine_BL], states[is_mine_BL], **CLOSE)
             by_row = [encoder(ids, numbers_BL > 0) for ids in (ids_BL, other_BL)]
             changed += not torch.allclose(*(each[is_mine_BL] for each in by_row), **CLOSE)
-    assert changed > 5, "attention over the row tells the difference"
+    assert changed > 5, "attention over the row shows the difference"
 
 
 @torch.no_grad()

@@ -144,11 +144,11 @@ def test_what_cannot_be_embedded_is_refused(run, network, tmp_path, capsys):
     refuse("holds no line of text", read_texts, tmp_path / "empty.txt")
     refuse("must be lines of text, or a .tsv", read_texts, tmp_path / "texts.json")
     refuse("; title must be a column of", read_texts, tmp_path / "texts.txt", "title")
-    refuse("layer must lie", embed, network, TEXTS, layer=3)
+    refuse("layer must be", embed, network, TEXTS, layer=3)
     given = ["embed", run, "--input", tmp_path / "texts.txt", "--out"]
     for words, message in (
         (["x.txt"], "must be a .npy or .parquet file, not '.txt'"),
-        (["texts.npy", "--layer", "-1"], "layer must lie in 0 to 2, not -1"),
+        (["texts.npy", "--layer", "-1"], "layer must be 0 to 2, not -1"),
         (["x.npy", "--unit", "word", "--pooling", "cls"], "is for --unit text"),
     ):
         refuse_command(message, capsys, *given, tmp_path / words[0], *words[1:])

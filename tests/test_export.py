@@ -71,7 +71,7 @@ def test_the_card_tells_what_the_records_say_and_its_code_runs(run, tmp_path, mo
     assert card.startswith("---\nlibrary_name: transformers\n")
     probs = run_card(out, monkeypatch)["probs"]
     assert ((probs > 0) & (probs < 1)).all()
-    check_hashes(out)  # the card's, too
+    check_hashes(out)  # also the card's
     modes = {path.stat().st_mode for path in out.rglob("*") if path.is_file()}
     assert len(modes) == 1, "weights that others cannot read"
 
@@ -107,7 +107,7 @@ def test_weights_of_half_the_size_are_those_rounded(run, exported, dtype, tmp_pa
 
 
 def test_a_checkpoint_of_a_run_is_a_start_like_the_run(run, exported, tmp_path):
-    """What became of an encoder on its way is asked of older checkpoints, too."""
+    """What became of an encoder on its way is also asked of older checkpoints."""
     name = "layers.0.attention.output.weight"
     weights = [(exported / "model.safetensors").read_bytes()]
     for checkpoint in list_checkpoints(run):

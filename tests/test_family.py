@@ -261,7 +261,7 @@ def test_no_other_family_is_restored_from_wrong_facts(name):
 
 
 class CountingTokenizer(Tokenizer):
-    """One that tells how much it was asked to read."""
+    """One that counts how much it was asked to read."""
 
     num_chars = 0
 

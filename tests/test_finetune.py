@@ -382,8 +382,8 @@ def test_the_headline_is_the_median_of_the_seeds_as_drawn(tmp_path):
 
 def test_what_does_not_fit_is_refused_and_nothing_written(start, data, tune, tmp_path):
     for words, changes in [
-        ("seeds must lie in 1 to 1000, not 0", {"seeds": 0}),
-        ("seeds must lie in 1 to 1000, not 1001", {"seeds": 1001}),
+        ("seeds must be 1 to 1000, not 0", {"seeds": 0}),
+        ("seeds must be 1 to 1000, not 1001", {"seeds": 1001}),
         ("sequence_length 64 is more than the 32 tokens", {"sequence_length": 64}),
         ("is neither a run of `electra pretrain` nor a Hugging Face folder", {"start": data}),
         ("has no train file", {"data": start}),

@@ -400,7 +400,7 @@ REFUSED = [
     ("texts", "a.txt", "x\n", ["text"], "a.txt is plain text, a text a line; text must be columns"),
     ("numbers", "a.txt", "x\n", [], "a.txt is plain text, a text a line; sentence1 and sentence2 "),
     ("tags", "a.txt", "queen B-PER\n\na O\n", [], "a.txt: every line has a tag, as in a file of"),
-    ("tags", "a.conll", "queen\n", ["2"], "a.conll line 1: word_column must lie in 1 to 1, not 2"),
+    ("tags", "a.conll", "queen\n", ["2"], "a.conll line 1: word_column must be 1 to 1, not 2"),
     ("tags", "a.conll", "queen\n", ["word"], "--columns of a .conll file must be the word's numbe"),
     ("tags", "a.conll", "queen\n", ["1", "2"], "--columns must name that of the word, not 1, 2"),
     ("tags", "a.jsonl", '{"tokens": ["a", ""]}', [], "a.jsonl line 1: the word must not be empty"),

@@ -700,7 +700,7 @@ def test_generator_sizes_outright():
 
 
 def test_generators_that_do_not_learn(batch):
-    """Fixed distributions have the frequencies that they are named for, a network stands still."""
+    """Fixed distributions have the frequencies of their names; a network is not trained."""
     counts = torch.arange(1, VOCAB + 1).double()
     for kind, weights in (("uniform", torch.ones(VOCAB).double()), ("unigram", counts)):
         probs = build(f"generator.kind={kind}").generator.probs_V
@@ -733,7 +733,7 @@ def test_a_low_temperature_draws_the_most_probable_other(batch):
 
 
 def test_a_temperature_that_falls():
-    """From 2 towards 1 by e in a tenth of the run, which a run that ends early goes on with."""
+    """From 2 towards 1 by e in a tenth of the run, with which a run that ends early continues."""
     for steps in (["train.steps=200"], ["train.steps=50", "optimizer.planned_steps=200"]):
         model = build("generator.temperature=2", "generator.temperature_decay=0.1", *steps)
         found = []
@@ -793,7 +793,7 @@ REFERENCE = "method.mode=reference optimizer.matrices=adamw"
         ("method.objective=cocolm train.batch_size=1", "needs train.batch_size other than 1"),
         ("method.objective=cocolm examples.attend=document", "needs examples.attend=row"),
         ("generator.shared_layers=2", "must be at most the generator's 1 layers, with generator.h"),
-        ("generator.shared_layers=1 generator.warmup_steps=9", "the discriminator's layers rest"),
+        ("generator.shared_layers=1 generator.warmup_steps=9", "layers are frozen"),
     ],
 )
 def test_what_an_objective_cannot_do_is_refused_when_it_is_built(settings, says):

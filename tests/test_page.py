@@ -100,7 +100,7 @@ def read_tokens(page):
 
 
 def check(page, drawn):
-    """Compare what stands on the page with the library's picture."""
+    """Compare the page with the library's picture."""
     for token, expected in zip(read_tokens(page), drawn.tokens, strict=True):
         assert token["now"] == expected.token.removeprefix("##")
         assert token["was"] == (expected.original.removeprefix("##") if expected.is_masked else "")

@@ -305,7 +305,7 @@ def test_repeats_are_passes(corpora):
         (['shards = "small"\nweight = 0'], "must be a number above 0, not 0"),
         (['shards = "small"\nweight = 1e-9', 'shards = "large"\nweight = 1'], "of 65,536 rows"),
         (['shards = "small"\nrepeats = 1e-9', 'shards = "large"'], "give it more repeats"),
-        (['shards = "small"', 'shards = "small"'], "stands twice"),
+        (['shards = "small"', 'shards = "small"'], "is named twice"),
         (['shards = "small"', 'shards = "{toy}"'], "another tokenizer"),
         (['shards = "inner.toml"'], "inner.toml is a mixture itself"),
         ([], "it has no table"),

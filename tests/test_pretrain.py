@@ -837,7 +837,7 @@ def test_the_manifest_tells_that_the_compiler_failed(train, monkeypatch):
     monkeypatch.setattr("electra.pretraining.acceleration._compiles", lambda config, device: True)
     monkeypatch.setattr("electra.pretraining.opening.prepare_step", AcceleratedStep)
     monkeypatch.setattr(torch, "compile", lambda model, **options: by_torch(model, backend=fail))
-    with pytest.warns(UserWarning, match="torch.compile fails, going on without it"):
+    with pytest.warns(UserWarning, match="torch.compile fails, continuing without it"):
         run = train("run", "train.steps=1 optimizer.warmup_steps=0")
     (session,) = read_manifest(run)["sessions"]
     assert not session["step"]["compiled"]

@@ -71,7 +71,7 @@ def test_the_same_call_continues_the_run(run, stopped, train):
 
 
 def test_a_run_can_be_made_longer(run, train, tmp_path):
-    """Also a complete one; how often it is logged may change, too."""
+    """Also a complete one; how often it is logged may also change."""
     shutil.copytree(run, tmp_path / "run")
     longer = "train.steps=14 train.log_every=2"
     says = r"resuming .*run with changed settings: train.steps 12 -> 14, train.log_every 4 -> 2"
@@ -192,7 +192,7 @@ def test_a_thread_heeds_no_signals():
 
 @pytest.mark.parametrize("hang_up", [signal.SIG_DFL, signal.SIG_IGN], ids=["hang-up", "nohup"])
 def test_a_run_outlives_its_terminal(toy_shards, tmp_path, hang_up):
-    """As with a lost ssh. A hang-up saves and stops; under nohup the run goes on, unseen."""
+    """As with a lost ssh. A hang-up saves and stops; under nohup the run continues, unseen."""
     run, settings = tmp_path / "run", ["model.num_hidden_layers=1", "train.evaluate_rows=0"]
     settings += ["train.steps=40", "train.log_every=1", "train.threads=1", "train.batch_size=2"]
     words = ["pretrain", str(toy_shards), "--preset", "tiny", "--out", str(run), "--set", *settings]

@@ -346,7 +346,7 @@ def test_a_killed_suite_ends_with_the_same_table(words, tmp_path):
             assert process.poll() is None
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
-        process.communicate()  # until its worker has ended, too, and closed the pipe
+        process.communicate()  # until its worker has also ended, and closed the pipe
     subprocess.run(command("killed"), check=True, capture_output=True)
     tables = [(tmp_path / f"{name}-out" / "table.tex").read_text() for name in ("whole", "killed")]
     assert tables[0] == tables[1]
@@ -393,7 +393,7 @@ def test_tasks_of_a_queue_and_of_ray_give_the_same_results(words, tmp_path):
     [("local", signal.SIGINT), ("local", signal.SIGTERM), ("ray", signal.SIGTERM), ("local", None)],
 )
 def test_a_suite_that_is_stopped_leaves_checkpoints(words, tmp_path, engine, number):
-    """A terminal and a queue signal all processes of a suite, which signals its runs, too.
+    """A terminal and a queue signal all processes of a suite, which also signals its runs.
 
     Ray's processes are as on other machines, which get no signal: without it, those here may end
     before a run is saved.
@@ -760,7 +760,7 @@ def test_results_are_those_of_the_suites(results):
         ("seads = 2", "'seads'; did you mean 'seeds'"),
         ("seeds = 1.5", "seeds must be a whole number, not 1.5"),
         ('equal = "joules"', "equal cannot be 'joules'; choose from flops, steps, seconds"),
-        ("fractions = [2.0]", "fractions must lie in (0, 1], not 2.0"),
+        ("fractions = [2.0]", "fractions must be in (0, 1], not 2.0"),
         ("fractions = []", "fractions must differ, and be at least one, not none"),
         ('[[orderings]]\nrow = "BART"\nagainst = "ELECTRA"', "orderings 'BART'; did you"),
         ('[[orderings]]\nrow = "ELECTRA"\nagainst = "BERT"', "name another row than BERT"),
@@ -940,7 +940,7 @@ def test_gains_are_paired_and_judged():
         "below": "lower, against the paper",
     }
     told = report.describe(suite, list(cells.values()), 3, 3)
-    assert told[-1].startswith("Differs here, and the paper tells no order: silent against base")
+    assert told[-1].startswith("Differs here, and the paper states no order: silent against base")
     assert cells["above"].gain.mean == pytest.approx(10)
     lower = Ordering(row="told", against="silent", side="lower")
     orderings = (lower, Ordering(row="above", against="told"))
@@ -959,7 +959,7 @@ def test_gains_are_paired_and_judged():
 
 
 def test_the_interval_is_students():
-    # 95% of t with 2 degrees of freedom lies within 4.3027.
+    # 95% of t with 2 degrees of freedom is within 4.3027.
     values = [1.0, 2.0, 4.0]
     expected = 4.3027 * statistics.stdev(values) / 3**0.5
     assert estimate(values).half_width == pytest.approx(expected, rel=1e-4)
@@ -998,7 +998,7 @@ def test_the_interval_of_a_gain_pools_the_rows_noise():
     noisy = {0: 60.0, 1: 70.0, 2: 66.0}
     assert estimate_gain(own, base, [*others, noisy]) == gain
     assert estimate_gain(noisy, base, [own, *others]) == estimate_gain(noisy, base, [])
-    # Rows without noise can be compared, too.
+    # Rows without noise can also be compared.
     assert estimate_gain(base, base, [base, base]).half_width == 0
     # A row without one of the seeds does not enter, and a single seed has no interval.
     assert estimate_gain(own, base, [{0: 1.0}]) == alone

@@ -134,7 +134,7 @@ def test_right_passages_of_a_batch_are_no_wrong_answers(pretrained, both):
                 others.append(vectors[other, 0] @ vectors[item, 1] / 0.1)
         losses.append(torch.stack([own, *wrong]).logsumexp(0) - own)
         backward.append(torch.stack([own, *others]).logsumexp(0) - own)
-    assert len(wrong) == 7  # of "whom": not "a boat" of another query, which answers it, too
+    assert len(wrong) == 7  # of "whom": not "a boat" of another query, which also answers it
     expected = torch.stack(losses).mean()
     if both:
         expected = (expected + torch.stack(backward).mean()) / 2
@@ -278,7 +278,7 @@ BAD = [
      | {"dev.jsonl": lines(TRAIN)}, "for 'who' the passage 'a' is both right and wrong"),
     (changed() | ALL, "line 1: 'positive' is 'a', an id that all", WITH),
     (changed(), "retrieval.corpus: no file ... all.jsonl", WITH),
-    (changed() | {"all.jsonl": CORPUS * 2}, "line 3: a row above has the id '1'", WITH),
+    (changed() | {"all.jsonl": CORPUS * 2}, "line 3: a row above also has the id '1'", WITH),
     (changed() | {"all.jsonl": lines([{"id": 1, "text": ""}])}, "line 1: 'text' is empty", WITH),
     (changed() | {"all.jsonl": lines([{"text": "x"}])}, "all.jsonl: no column 'id'", WITH),
 ]  # fmt: skip

@@ -90,7 +90,7 @@ def test_the_networks_are_updated_one_after_the_other(toy_config):
 
 
 def test_what_is_written_is_the_sum(train, toy_config):
-    """Also after a stop: the run goes on to the same bits, and its encoder is the live one."""
+    """Also after a stop: the run continues to the same bits, and its encoder is the live one."""
     settings = [*APART, "train.accumulation=2", "generator.warmup_steps=3"]
     whole = train("whole", *settings)
     train("parts", *settings, stop_at=4)

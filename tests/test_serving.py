@@ -200,7 +200,7 @@ BODIES = [
     ("run/fill", b'{"texts": ["[MASK]", "a"]}', 422, "the text has no [MASK]"),
     ("run/fill", b'{"texts": ["%s"]}' % (b"[MASK] " * 99), 422, "the model's rows hold"),
     ("run/fill", b'{"texts": ["[MASK]"], "top": 0}', 422, "top: Input should be greater than"),
-    ("run/embed", b'{"texts": ["a"], "layer": 3}', 422, "layer must lie in 0 to 2, not 3"),
+    ("run/embed", b'{"texts": ["a"], "layer": 3}', 422, "layer must be 0 to 2, not 3"),
     ("tuned/predict", b'{"records": [{"text": ""}, {}]}', 422, "record 2: no 'text'"),
     ("tuned/predict", b'{"records": [{"text": "\\udfff"}]}', 422, "unpaired surrogate"),
     ("run/picture", b'{"text": "a", "positions": [1]}', 422, "no token [1]: the text has 1"),
@@ -641,7 +641,7 @@ def test_what_cannot_be_served_is_refused(run, tmp_path, capsys):
             ([tmp_path], "neither a run of `electra pretrain` nor a Hugging Face folder"),
             ([run, run], "two models are called run"),
             ([run, "--port", port], f"cannot listen on 127.0.0.1 port {port}"),
-            ([run, "--port", "99999"], "must lie in 0 to 65535"),
+            ([run, "--port", "99999"], "must be 0 to 65535"),
             ([run, "--set", "max_chars=3000000"], "must be at most max_waiting_chars"),
             ([], "serve needs FOLDERS"),
         ):

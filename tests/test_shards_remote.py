@@ -66,7 +66,7 @@ def url_of(folder):
 
 
 def files_in(folder):
-    """What lies in a folder by name, but for what reading wrote."""
+    """The files of a folder by name, without those that reading wrote."""
     paths = (path for path in folder.rglob("*") if path.is_file() and path.stem != "verified")
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 

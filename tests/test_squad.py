@@ -113,7 +113,7 @@ def random_questions(rng: random.Random, count: int) -> list[SpanQuestion]:
 def test_rows_hold_question_and_window_and_say_where_the_answer_is(
     language_tokenizer, reference, strips
 ):
-    """An answer of any words of any language is cut from the text as it stands."""
+    """An answer of any words of any language is cut from the unchanged text."""
     tokenizer = Tokenizer(language_tokenizer.tokens_by_id, strip_accents=strips)
     split = random_questions(random.Random(1), 80)
     rows = SpanExtraction(reference=reference).encode(split, tokenizer, 48)

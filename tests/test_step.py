@@ -364,7 +364,7 @@ def test_a_compiler_that_fails_is_done_without():
     for step in (compiled, asked):
         step.compiled, step.forward = True, torch.compile(step.model, backend=fail)
     arguments = 0, make_rows(config, 8, 0), 1e-3
-    with pytest.warns(UserWarning, match="fails, going on without it: .*no such architecture"):
+    with pytest.warns(UserWarning, match="fails, continuing without it: .*no such architecture"):
         actual = compiled(*arguments)
     assert not compiled.describe()["compiled"]
     assert actual.grad_norm == plain(*arguments).grad_norm

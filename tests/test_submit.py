@@ -123,7 +123,7 @@ def test_an_ensemble_answers_with_the_mean_of_all_seeds(folders, tmp_path):
     assert answers["RTE.tsv"] == ["entailment", "not_entailment", "not_entailment"]
     # means 0.3 0.3 0.4; 0.15 0.2 0.65; 0.2 0.65 0.15
     assert answers["MNLI-mm.tsv"] == ["neutral", "neutral", "entailment"]
-    # (-0.5 + 0.25) / 2 = -0.125 is cut to the range, (4 + 7) / 2 = 5.5, too
+    # (-0.5 + 0.25) / 2 = -0.125 is cut to the range, (4 + 7) / 2 = 5.5 also
     assert answers["STS-B.tsv"] == ["0.000", "2.875", "5.000"]
     assert said[0].origin == f"{tmp_path / 'cola'}, mean of 2 seeds"
 

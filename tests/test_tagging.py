@@ -80,7 +80,7 @@ def test_windows_score_every_word_once_where_it_has_most_context(room):
             left, right = context(sizes, word, words)
             others = [each.words for each in windows if word in each.words]
             assert min(left, right) == max(min(context(sizes, word, each)) for each in others)
-            # Where the sentence goes on, a quarter of a row of it is seen, words being whole.
+            # Where the sentence continues, a quarter of a row of it is seen, words being whole.
             assert left >= room // 4 - largest or words.start == 0
             assert right >= room // 4 - largest or words.stop == len(sizes)
 
@@ -155,7 +155,7 @@ def test_conll_2003_is_read_whole_and_every_word_scored_once():
 
 @pytest.mark.parametrize(("tag", "expected"), [("FW", 199 / 200), ("I-NEW", 199 / 200)])
 def test_a_rare_tag_that_train_lacks_counts_as_wrong(tmp_path, toy_tokenizer, tag, expected):
-    """As in conlleval; the note tells it."""
+    """As in conlleval; a note says so."""
     seen = ("B-X", "O") if "-" in tag else ("NN", "DT")
     text = "".join(f"a {each}\n\n" for each in seen * 100)
     (tmp_path / "train.txt").write_text(text)

@@ -839,7 +839,7 @@ BAD_FILES = {
     "tagging": [
         (TAGS | {"train.jsonl": "{}"}, "train.jsonl, train.txt; keep one of them there"),
         ({each: "1\ta\tX\n2\tb\tY\n" for each in TAGS}, "column 1 numbers the words; "),
-        (TAGS, "line 1: tag_column must lie in 0 to 3, not 4", "tagging.tag_column=4"),
+        (TAGS, "line 1: tag_column must be 0 to 3, not 4", "tagging.tag_column=4"),
         (TAGS, "both are column 3 of 3", "tagging.word_column=3"),
         (trained(TAGS, dev_txt="A DT O\nB NNP O\n"),
          "line 2: train has no tag 'NNP'; did you mean 'NN'?", "tagging.tag_column=2"),

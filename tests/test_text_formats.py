@@ -151,7 +151,7 @@ def test_what_holds_no_plain_text_is_refused_and_passed_over_in_a_folder(tmp_pat
     content, kind = NO_TEXT[name]
     path = tmp_path / name
     path.write_text(content)
-    refuse(f"{name} is not text: {kind} ... (--set form=text reads it as it is)", read, path)
+    refuse(f"{name} is not text: {kind} ... (--set form=text reads it as plain text)", read, path)
     refuse(f"{name} is not text: {kind}", lambda: list(Reader().read([path])))
     assert read(path, form="text")[1].forms == {"plain text": 1}
     (tmp_path / "b.txt").write_text("text")
@@ -465,7 +465,7 @@ def test_encodings_named_and_detected(tmp_path, language):
         assert (documents, counts.invalid_sequences) == (expected, 0), name
         with pytest.raises(UserError, match=r"is not text: .*(encoding=|binary)"):
             find_sources([str(path)])
-        if name == "utf-16-le":  # without a mark, only its name tells it
+        if name == "utf-16-le":  # without a mark, only its name shows it
             continue
         assert read(path, encoding="detect")[0] == expected, name
         found = find_sources(

@@ -151,7 +151,7 @@ def test_any_text_has_ids_and_offsets(tokenizer, text):
 def library_tokenizers():
     """Other people's: every kind of pre-tokenizer and normaliser, with words of its own.
 
-    Beside each stands what its ids depend on.
+    Beside each is what its ids depend on.
     """
     vocab = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     merges = [("e", "r"), ("Ġ", "a"), ("Ġ", "Ġ"), ("a", "b"), ("Ġ", "."), (".", ".")]

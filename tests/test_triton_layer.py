@@ -354,7 +354,7 @@ def test_cuda_kernels_drop_the_share_asked_for():
 
 @pytest.mark.parametrize(("form", "asking"), [*((form, False) for form in FORMS), (FORMS[1], True)])
 def test_the_layer_is_the_plain_one(layers, form, asking):
-    """Values and gradients without dropout, masked rows; as a decoder, too."""
+    """Values and gradients without dropout, masked rows; also as a decoder."""
     plain, ours, mask = make_layers(getattr(layers, form), 64, 20, 0.1)
     results = (compute_layer(layer, mask, 64, asking=asking) for layer in (plain, ours))
     assert_near_tensors(*results, least=1e-3)

@@ -516,7 +516,7 @@ def test_what_is_shown_is_what_training_reads(run, toy_shards):
     outcome = session.step(6, next(session.batches), 1e-3)
     corrupt_BL = torch.cat([each.judgement.corrupt_ids_BL for each in outcome.outputs])
     found = show_step(run, 6, rows=8)
-    assert found.told == "replacements are those of training, which went on from step-00000006"
+    assert found.told == "replacements are those of training, which continued from step-00000006"
     originals = session_rows(run, shards, 6)
     for row, corrupt_L, ids_L in zip(found.rows, corrupt_BL, originals, strict=True):
         assert [each.token for each in row] == shards.tokenizer.tokens(ids_L[: len(row)].tolist())
@@ -597,7 +597,7 @@ def test_the_verb_prints_rows(run, capsys, open_terminal):
     assert heldout.told == "replacements are those that step-00000012 would make"
     status, _, err = run_command(capsys, "show", run, "--step", 12)
     assert status == 2
-    assert "step must lie in 0 to 11, not 12" in err
+    assert "step must be 0 to 11, not 12" in err
     screen = open_terminal()
     main(["show", str(run), "--step", "6", "--rows", "1"])
     assert "\x1b[1;31m[" in screen.getvalue()

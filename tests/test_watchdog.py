@@ -53,7 +53,7 @@ def start(toy_shards, toy_config, tmp_path):
 
 @pytest.mark.slow
 def test_the_process_that_hangs_is_named_and_where(start, tmp_path):
-    """Once, and the run goes on behind it."""
+    """Once, and the run continues."""
     status, _, err = finish(start(2, 100, 8))
     assert status == 0, err
     assert err.count("no step has ended for 2 s: process 1 on ") == 1, err

@@ -116,7 +116,7 @@ def check_claims(root: Path) -> tuple[list[str], Counter[str]]:
                 problems.append(f"{name}: no claim has the number in {place!r}")
     for each in records["withdrawn"]:
         if each["text"] in read_page(root / each["page"]):
-            problems.append(f"{each['page']}: {each['text']!r} was withdrawn, and stands there")
+            problems.append(f"{each['page']}: {each['text']!r} was withdrawn, and is there")
         counts["withdrawn"] += bool(each["why"])
     return problems, counts
 
@@ -163,7 +163,7 @@ def _check_claim(
     for number in claim["numbers"]:
         shown, value = number["shown"], _evaluate(number, claim, results)
         match = re.compile(f"{START}{re.escape(shown)}{END}").search(text, place)
-        require(match is not None, f"{shown} does not stand there, behind the numbers before it")
+        require(match is not None, f"{shown} is not there, behind the numbers before it")
         require(_rounds_to(value, shown), f"{shown} is shown, and the file has {value:.6g}")
         assert match
         place = match.end()
@@ -253,7 +253,7 @@ def _check_comparison(claim: Mapping[str, Any], sentence: str, results: Path) ->
     for each in claim["comparison"]:
         found = _read_comparison(each, claim, results)
         interval = f"[{found.low:.4g}, {found.high:.4g}]"
-        require(found.low > 0, f"the interval of its gain, {interval}, does not lie above 0")
+        require(found.low > 0, f"the interval of its gain, {interval}, is not above 0")
         require(
             found.seeds >= FEWEST_SEEDS,
             f"{found.seeds} seeds are fewer than {FEWEST_SEEDS}: the sentence must say so",
@@ -308,7 +308,7 @@ def _name_files(claim: Mapping[str, Any]) -> list[str]:
 
 
 def _gather(data: Any, names: Sequence[str]) -> Iterator[str]:
-    """Yield the texts that stand under one of some names, at any depth."""
+    """Yield the texts under one of some names, at any depth."""
     if isinstance(data, Mapping):
         for key, value in data.items():
             if key in names and value:
@@ -323,11 +323,11 @@ def _gather(data: Any, names: Sequence[str]) -> Iterator[str]:
 def _find_other(
     other: Mapping[str, str], pages: Mapping[str, str], problems: list[str]
 ) -> list[tuple[int, int]]:
-    """Return where the phrase of a number without a file stands; what is wrong is a problem."""
+    """Return the place of the phrase of a number without a file; what is wrong is a problem."""
     page, phrase = pages.get(other["page"], ""), other["phrase"]
     spans = [match.span() for match in re.finditer(re.escape(phrase), page)]
     if not spans:
-        problems.append(f"{other['page']}: {phrase!r} of [[others]] does not stand there")
+        problems.append(f"{other['page']}: {phrase!r} of [[others]] is not there")
     if other["kind"] not in KINDS or not other.get("why"):
         kinds = ", ".join(map(repr, KINDS))
         problems.append(f"{other['page']}: {phrase!r} needs `why`, and one of the kinds {kinds}")

@@ -288,7 +288,7 @@ LIMITS = (
     (
         "transformers, transformers.js",
         "the discriminator of ModernBERT and DeBERTa",
-        "no class has this head: it lies beside the encoder, and in the ONNX file",
+        "no class has this head: it is beside the encoder, and in the ONNX file",
     ),
     (
         "llama.cpp",

@@ -141,7 +141,7 @@ def _readme_block(result: Result) -> str:
 
 
 def _guide_block(result: Result) -> str:
-    """Return the measures and scores of a run, what they say in words, and where they lie."""
+    """Return the measures and scores of a run, what they say in words, and where they are."""
     parts = [
         to_markdown(pretraining_table([result.run])),
         to_markdown(_finetuning_rows([result])),
@@ -235,7 +235,7 @@ def _tabulate_gains(members: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def _format_paper(gain: float | str) -> str:
-    """Return the paper's gain, or on which side of the other row it has this one, if it tells."""
+    """Return the paper's gain, or on which side of the other row it has this one, if it says so."""
     return gain or "-" if isinstance(gain, str) else f"{gain:+.1f}"
 
 

@@ -4,7 +4,7 @@
 
 CHECKPOINT is NAME.index or its folder, as google-research/electra and google-research/bert write
 them; TensorFlow is not needed, but google-crc32c is. FOLDER gets config.json and model.safetensors
-with the names of transformers, the vocab.txt that lies beside the checkpoint, and in `generator`
+with the names of transformers, the vocab.txt beside the checkpoint, and in `generator`
 the generator of the same checkpoint. google-research/electra saves no settings: a head has a width
 of 64, as in all of its models.
 
@@ -64,7 +64,7 @@ OF_DISCRIMINATOR = ("electra/encoder/", "discriminator_predictions/")
 
 
 class Entry(NamedTuple):
-    """Number of a tensor's dtype, its shape, and where its bytes lie in the data files."""
+    """Number of a tensor's dtype, its shape, and where its bytes are in the data files."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -148,7 +148,7 @@ def _read_index(content: bytes) -> tuple[dict[str, Entry], int]:
     require(len(footer) == FOOTER, "the file is too short")
     require(struct.unpack("<Q", footer[40:])[0] == MAGIC, "the magic number is wrong")
     handles = BytesIO(footer)
-    read_varint(handles), read_varint(handles)  # where a block of TensorFlow's own lies
+    read_varint(handles), read_varint(handles)  # where a block of TensorFlow's own is
     entries: dict[str, Entry] = {}
     num_shards = 0
     for _, handle in _read_block(content, handles):
@@ -204,7 +204,7 @@ def convert(checkpoint: Path, out: Path) -> list[str]:
         if name.startswith("generator/")
     }
     with new_folder(out) as folder:
-        if inner:  # its head stands among the discriminator's tensors, as shared embeddings do
+        if inner:  # its head is among the discriminator's tensors, as shared embeddings do
             shared = {n: each for n, each in own.items() if not n.startswith(OF_DISCRIMINATOR)}
             own = {n: each for n, each in own.items() if not n.startswith("generator_")}
             (folder / "generator").mkdir()

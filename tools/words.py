@@ -85,7 +85,7 @@ def mark_table(finetunings: Sequence[Finetuning]) -> Table:
 
 
 def describe_mark(finetunings: Sequence[Finetuning]) -> str:
-    """Return sentences on how dev scores stand to those of BERT-Tiny on dev."""
+    """Return sentences that compare dev scores with those of BERT-Tiny on dev."""
     text = (
         "A public mark is BERT-Tiny, two layers of 128, trained on TPUs for a million steps, and "
         "fine-tuned by Adam and by M-FAC."
@@ -101,6 +101,6 @@ def describe_mark(finetunings: Sequence[Finetuning]) -> str:
 
 
 def _compare(finetuning: Finetuning) -> str:
-    """Return how a dev score stands to BERT-Tiny's two."""
+    """Return how a dev score compares with BERT-Tiny's two."""
     number = sum(finetuning.median > mark for mark in BERT_TINY[finetuning.task])
     return ("below both", "between", "above both")[number]

@@ -44,7 +44,7 @@ def corrupt(run: Path, shards: Path, num_rows: int, out: Path) -> None:
     """Let the generator of a run replace tokens of held-out rows, and write the rows.
 
     `ids` are the rows' original ids, padded with zeros to one length, `replacements` the ids that
-    stand in their places, or 0 where the original does.
+    are in their places, or 0 where the original is.
     """
     source, machine = open_shards(shards), Machine()
     config = override(read_run_config(run), [f"train.evaluate_rows={num_rows}"])

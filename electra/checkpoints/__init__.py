@@ -1,1 +1,1 @@
-"""What lies in a run folder, and the readers of model folders."""
+"""The contents of a run folder, and the readers of model folders."""

@@ -48,7 +48,7 @@ _DTYPES = dict(zip(("F32", "F16", "BF16", "F64"), FLOATS, strict=True))
 
 
 class Header(NamedTuple):
-    """What is known of a tensor before it is read."""
+    """Facts about a tensor before it is read."""
 
     dtype: str
     """As torch calls it, if it is one of FLOATS."""
@@ -325,7 +325,7 @@ def run_of(folder: Path) -> Path:
 def find_checkpoint(run: Path, last: float = math.inf) -> tuple[int, Path]:
     """Return step and folder of the newest intact checkpoint, or of the one that is named.
 
-    Of a run, those after step `last` are left out. A warning names the newer checkpoints that are
+    Those after step `last` of a run are left out. A warning names the newer checkpoints that are
     damaged; without an intact one, so does the UserError.
     """
     damaged: list[str] = []
@@ -344,7 +344,7 @@ def find_checkpoint(run: Path, last: float = math.inf) -> tuple[int, Path]:
                 f"{run}: {'; '.join(damaged)}; taking {folder.name} instead", stacklevel=2
             )
         return step, folder
-    # The run, which goes on, has pruned them.
+    # The run, which continues, has pruned them.
     if not named and found != list_checkpoints(run, last):
         return find_checkpoint(run, last)
     raise UserError(f"{run} has no usable checkpoint: {'; '.join(damaged) or 'none was written'}")
@@ -429,7 +429,7 @@ class Saver:
             what = f"{error.filename or self.run}: {error.strerror or error}"
             warnings.warn(
                 f"a checkpoint could not be written: {what}; the ones before it are whole, and "
-                "the run goes on",
+                "the run continues",
                 stacklevel=2,
             )
 

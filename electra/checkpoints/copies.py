@@ -31,7 +31,7 @@ from electra.objects import copy_object, is_url, list_sizes, place_of, read_byte
 from electra.shapes import check_shape
 
 OF_RUN = ("config.json", "manifest.json", "metrics.jsonl", "heldout.safetensors", "tokenizer")
-"""What continues a run, beside a checkpoint."""
+"""Files that continue a run, beside a checkpoint."""
 STAGING = "sending"
 """The folder in the run of what is being sent: links to files that the run may remove meanwhile."""
 
@@ -99,7 +99,7 @@ class Copier:
                     return
             try:
                 self._send(folder)
-            except (UserError, OSError) as error:  # told by the thread of the run
+            except (UserError, OSError) as error:  # reported by the thread of the run
                 self.failure = str(error)
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -35,7 +35,7 @@ class Finetuned(SavedModel):
 
 
 class SavedSeed(NamedTuple):
-    """Where the model of one seed of a fine-tuning lies, and what its JSON files say."""
+    """The folder of the model of one seed of a fine-tuning, and its JSON files' content."""
 
     run: Path
     """The fine-tuning; of a grid, its best."""

@@ -64,7 +64,7 @@ def read_sizes(folder: Path) -> EncoderConfig:
 def read_pretrained(folder: Path) -> SavedModel:
     """Return the pre-trained networks in a folder: the newest intact ones of a run.
 
-    Of a Hugging Face folder the generator may lie in its folder `generator`, as `electra export`
+    The generator of a Hugging Face folder may be in its folder `generator`, as `electra export`
     and `electra import` write it.
     """
     folder = named(find_model(folder))

@@ -32,7 +32,7 @@ def find_networks(
     """Return the networks that transformers' tensors hold, by what they predict.
 
     These are "replaced" and "tokens" if there are such heads, of a causal encoder "next", "" if
-    there is none. `judge` is the discriminator's head, if it lies in a file of its own.
+    there is none. `judge` is the discriminator's head, if it has a file of its own.
     """
     encoders = (architecture.read_encoder(theirs, sizes),)
     judging = (

@@ -22,7 +22,7 @@ COMMIT_FILE = Path("electra", "commit.txt")
 
 
 FORMAT = 1
-"""Of the folders of runs and fine-tunings. Another number is refused."""
+"""Format of the folders of runs and fine-tunings. Another number is refused."""
 Step = Annotated[int, AtLeast(0)]
 
 
@@ -42,7 +42,7 @@ class Form(TypedDict, total=False):
 
 
 class Session(TypedDict, total=False):
-    """What one command has added to a folder, and where; the fields that are read."""
+    """One command's part in a folder, and where it ran; the fields that are read."""
 
     electra: str
     commit: str | None

@@ -159,7 +159,7 @@ def read_curves(run: Path) -> list[dict[str, Any]]:
 
 
 def _place(record: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return what tells the records of a run apart."""
+    """Return what distinguishes the records of a run."""
     return record.get("part"), record.get("step")
 
 

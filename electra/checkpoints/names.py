@@ -39,9 +39,9 @@ Modules = Mapping[str, str | tuple[str, ...]]
 """Our name of each module to theirs; {i} is the number of the layer. Several names: the rows of our
 matrix are theirs, one after the other. The empty name is the module itself."""
 MOST = 1 << 31
-"""What a size must be less than."""
+"""Bound of a size, excluded."""
 MOST_BASE = 1e30
-"""What a base of rotary positions must be less than."""
+"""Bound of a base of rotary positions, excluded."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class Architecture:
     classes: str
     """How the names of its classes begin."""
     prefix: str
-    """Of the encoder's parameters in classes with a head."""
+    """Prefix of the encoder's parameters in classes with a head."""
     bare_prefix: str
-    """Of the encoder's parameters in the files that are written of the class without a head."""
+    """The same in the files that are written of the class without a head."""
     encoder: Modules
     heads: Mapping[str, Modules]
-    """Of each kind of head that a class has."""
+    """Names for each kind of head that a class has."""
     fields: Mapping[str, tuple[str, Any]]
     """Name in config.json, and transformers' default, of the fields of `EncoderConfig` there."""
     write_others: Callable[[Any, Tokenizer], dict[str, Any]]
@@ -68,7 +68,7 @@ class Architecture:
     beside: Modules = field(
         default_factory=lambda: {"dense": "dense", "dense_prediction": "dense_prediction"}
     )
-    """Of the discriminator's head, if no class has it and it lies in a file of its own."""
+    """Names for the discriminator's head, if no class has it and it has a file of its own."""
 
     def class_name(self, kind: str) -> str:
         """Return the class with a kind of head, or that of the encoder if there is none."""
@@ -104,7 +104,7 @@ class Architecture:
         for tensors, modules, before in parts:
             for name, tensor in tensors.items():
                 names = find_theirs(modules, before, name)
-                # A tensor alone stays as it is: a part of a matrix would share its memory.
+                # A tensor alone is left unchanged: a part of a matrix would share its memory.
                 rows = [each.contiguous() for each in tensor.chunk(len(names))]
                 theirs |= dict(zip(names, rows if len(names) > 1 else [tensor], strict=True))
         return theirs
@@ -126,7 +126,7 @@ class Architecture:
 
     @property
     def before_layers(self) -> str:
-        """What stands before the number of a layer in the names of the encoder's parameters."""
+        """The part before the number of a layer in the names of the encoder's parameters."""
         names = (each if isinstance(each, str) else each[0] for each in self.encoder.values())
         return next(name.partition("{i}")[0] for name in names if "{i}" in name)
 
@@ -594,4 +594,4 @@ DEBERTA = Architecture(
 ARCHITECTURES = {
     each.model_type: each for each in (ELECTRA, BERT, MODERNBERT, MODERNBERT_DECODER, DEBERTA)
 }
-"""By config.json's model_type; the bodies by the name of `EncoderConfig.architecture`, too."""
+"""By config.json's model_type; the bodies also by the name of `EncoderConfig.architecture`."""

@@ -27,7 +27,7 @@ def require_layers(tensors: Tensors, before: str, sizes: EncoderConfig) -> None:
 
 
 def count_layers(tensors: Tensors, before: str) -> int:
-    """Return the number of layers, before whose number `before` stands in the tensors' names."""
+    """Return the number of layers; `before` precedes a layer's number in the tensors' names."""
     names = (name.removeprefix(before) for name in tensors if name.startswith(before))
     return len({name.partition(".")[0] for name in names})
 

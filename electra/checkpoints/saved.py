@@ -131,7 +131,7 @@ def is_huggingface(folder: Path) -> bool:
 
 
 def read_config_file(folder: Path) -> dict[str, Any]:
-    """Return what config.json says; empty without one. Damage is told by its hash, if any."""
+    """Return the content of config.json; empty without one. Damage is found by its hash, if any."""
     path = folder / "config.json"
     if not path.is_file():
         return {}

@@ -60,7 +60,7 @@ folders.""",
     version=__version__,
     help_format="markdown",
     suppress_keyboard_interrupt=False,  # else it ends the process without a word
-    # Nobody needs --no-dry-run, nor to be told that a flag is off unless it is given.
+    # Nobody needs --no-dry-run, nor to read that a flag is off unless it is given.
     default_parameter=Parameter(negative=(), show_default=lambda value: value or None),
 )
 for _title, _verbs in VERBS.items():
@@ -108,7 +108,7 @@ SPELLINGS = {
 }
 """Options of run_mlm.py, run_glue.py and run_pretraining.py, and what settings they are here."""
 BROKEN_PIPE = 141
-"""128 + SIGPIPE, as shells tell it."""
+"""128 + SIGPIPE, as shells report it."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 ADVICE = {
     errno.EIO: "; see the system's log for the disk, then give the same command again",
@@ -120,7 +120,7 @@ ADVICE = {
 }
 """What to do where the system refuses something. It may say so of an open file, without a path."""
 RUST_ERROR = re.compile(r"\(os error (\d+)\)")
-"""How safetensors and tokenizers, which have exceptions of their own, tell what the system said."""
+"""How safetensors and tokenizers, which have exceptions of their own, report a system error."""
 OURS = Path(__file__).parents[1]
 
 
@@ -147,7 +147,7 @@ def main(tokens: Sequence[str] | None = None) -> None:
 
 
 class _Audience(FileIO):
-    """A terminal or log that may go, as with a lost ssh, while the command saves or goes on."""
+    """A terminal or log that may go, as with a lost ssh, while the command saves or continues."""
 
     def write(self, data: Any) -> int:
         """Write if somebody is there: not a closed terminal, a pipe's dead end or a full disk."""
@@ -217,7 +217,7 @@ def _run(given: Sequence[str]) -> int:
         print_error(str(error))
         return 2
     except Interrupted as stop:
-        # A quickstart, which has more to do, has said how it goes on.
+        # A quickstart, which has more to do, has said how it continues.
         goes_on = words[0] == "pretrain" and not (stop.run / "results.json").exists()
         print_done(str(stop), command("pretrain", "--resume", stop.run) if goes_on else "")
         return 0 if stop.in_time or (words[0] == "pretrain" and not goes_on) else 130

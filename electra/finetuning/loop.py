@@ -92,7 +92,7 @@ def finetune(
 
 def require_seeds(seeds: int) -> None:
     """Refuse a number of seeds that is out of range."""
-    require(1 <= seeds <= RESEED, f"seeds must lie in 1 to {RESEED}, not {seeds}")
+    require(1 <= seeds <= RESEED, f"seeds must be 1 to {RESEED}, not {seeds}")
 
 
 def ignore(record: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ UNLABELLED = "unlabelled"
 
 @dataclass(frozen=True)
 class Job:
-    """What the seeds of a fine-tuning have in common."""
+    """The parts that the seeds of a fine-tuning have in common."""
 
     pretrained: SavedModel
     """The encoder to start from."""
@@ -62,7 +62,7 @@ class TaskRows(NamedTuple):
     unlabelled: Rows | None = None
     """Text without labels that a teacher answers (`teacher.text`)."""
     lesson: Rows | None = None
-    """What is learnt in place of train, with the answers of teachers (`teacher.add_answers`)."""
+    """The examples that replace train, with the answers of teachers (`teacher.add_answers`)."""
 
 
 def encode_task(task: Task, pretrained: SavedModel, config: FinetuneConfig) -> TaskRows:

@@ -30,7 +30,7 @@ class PictureToken:
     end: int
     is_masked: bool
     token: str
-    """What the discriminator read: the generator's sample at a masked position."""
+    """The discriminator's input: the generator's sample at a masked position."""
     candidates: list[Candidate]
     """The generator's most probable tokens, the best first; empty unless masked."""
     prob_original: float
@@ -60,7 +60,7 @@ def draw_picture(
 ) -> Picture:
     """Return what generator and discriminators make of a text; a function of its arguments.
 
-    Tokens beyond the shortest of the networks' rows are cut off. Of the others, `mask_prob` are
+    Tokens beyond the shortest of the networks' rows are cut off. Among the others, `mask_prob` are
     masked, [CLS] and [SEP] counted, as in the paper, or those at `positions`, from 0. The sample of
     a token does not depend on which others are masked, except through what the generator reads.
     """
@@ -69,7 +69,7 @@ def draw_picture(
     tokenizer = networks[0].tokenizer
     is_one = len({network.tokenizer.digest for network in networks}) == 1
     require(is_one, "the models have different vocabularies: they cannot judge the same tokens")
-    require(0 <= mask_prob <= 1, f"mask_prob must lie in 0 to 1, not {mask_prob}")
+    require(0 <= mask_prob <= 1, f"mask_prob must be 0 to 1, not {mask_prob}")
     ids, offsets = tokenizer.encode_with_offsets(text)
     length = min([len(ids), *(network.max_tokens for network in networks)])
     original_L = torch.tensor(ids[:length], dtype=torch.int64)
@@ -118,7 +118,7 @@ def _choose(
 def _fill(
     generator: LoadedNetwork, original_L: Tensor, places: list[int], sample_L: Tensor, top: int
 ) -> tuple[Tensor, dict[int, tuple[list[Candidate], float, float]]]:
-    """Return the corrupted ids (L,), and what `PictureToken` tells of each masked place."""
+    """Return the corrupted ids (L,), and the `PictureToken` of each masked place."""
     masked_L = original_L.index_fill(0, torch.tensor(places), generator.tokenizer.mask_id)
     hidden_LH = generator.encode([masked_L.tolist()])[0]
     log_probs_MV = generator.log_probs(hidden_LH[[place + 1 for place in places]]).cpu()

@@ -41,7 +41,7 @@ def mine(
 
     At most `count` are added to a pair; their cosines are below that of its right passage by more
     than `margin`. With a corpus (`retrieval.corpus`) the cells are ids, and the corpus is written
-    as well. What an interrupted call has done is kept. `progress` is called with the pairs done.
+    as well. The work of an interrupted call is kept. `progress` is called with the pairs done.
     """
     files.refuse_existing(out)
     require(count >= 1, f"count must be 1 or more, not {count}")

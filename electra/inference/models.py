@@ -45,10 +45,10 @@ TRY = {
 
 
 class Networks(NamedTuple):
-    """The networks of a pre-trained model. They are replaced together when a run goes on."""
+    """The networks of a pre-trained model. They are replaced together when a run continues."""
 
     step: int | None = None
-    """Of the checkpoint; None for a Hugging Face folder, and before the first checkpoint."""
+    """That of the checkpoint; None for a Hugging Face folder, and before the first checkpoint."""
     discriminator: LoadedNetwork | None = None
     generator: LoadedNetwork | None = None
     encoder: LoadedEncoder | None = None
@@ -67,13 +67,13 @@ class PretrainedModel:
     """Step of the newest checkpoint when one was read, which is an older one if it is damaged."""
     records: list[dict[str, Any]] = field(default_factory=list)
     stamp: tuple[int, int] | None = None
-    """Of metrics.jsonl when its records were read."""
+    """That of metrics.jsonl when its records were read."""
     steps: int | None = None
-    """Of the run when it was last described, since its folder may be gone; None: it is no run."""
+    """Those of the run when last described, since its folder may be gone; None: it is no run."""
 
     @property
     def verbs(self) -> list[str]:
-        """What the model can be asked."""
+        """The questions that the model can answer."""
         _, discriminator, generator, encoder = self.networks
         verbs = {"detect": discriminator, "fill": generator, "embed": encoder}
         verbs["picture"] = discriminator or generator
@@ -114,7 +114,7 @@ class PretrainedModel:
                 return None
 
         discriminator, generator = load("replaced"), load("tokens")
-        # A generator may lie beside the network that is kept.
+        # A generator may be beside the network that is kept.
         own = discriminator or (generator if model.masked_lm is model.kept else None)
         kept = own or load_kept(model, self.machine)
         self.networks = Networks(model.step, discriminator, generator, kept)
@@ -186,11 +186,11 @@ class TaskModel:
     searcher: Searcher | None = None
     """The same model, if it is for retrieval."""
     index: Index | None = None
-    """What it searches in."""
+    """The corpus that it searches."""
 
     @property
     def verbs(self) -> list[str]:
-        """What the model can be asked."""
+        """The questions that the model can answer."""
         verbs = {"predict": True, "embed": self.searcher, "search": self.index}
         return [verb for verb, part in verbs.items() if part]
 

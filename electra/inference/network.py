@@ -52,7 +52,7 @@ class LoadedEncoder:
     def require_layer(self, layer: int) -> None:
         """Raise UserError unless the encoder has this layer; layer 0 is that of the embeddings."""
         has_it = 0 <= layer <= self.num_layers
-        require(has_it, f"layer must lie in 0 to {self.num_layers}, not {layer}")
+        require(has_it, f"layer must be 0 to {self.num_layers}, not {layer}")
 
     def encode(self, rows: Sequence[Sequence[int]], layer: int | None = None) -> Tensor:
         """Return the hidden states (B, L, H) of rows of ids, between [CLS] and [SEP].
@@ -155,7 +155,7 @@ def load_encoder(
 ) -> LoadedEncoder:
     """Return the encoder in a folder of any kind, on the fastest device.
 
-    Of a fine-tuning it is that of a seed; None: that with the best score on dev.
+    For a fine-tuning it is that of a seed; None: that with the best score on dev.
     """
     return load_kept(read_model(folder, seed), prepare_machine("auto", precision, 0))
 

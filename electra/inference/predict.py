@@ -127,7 +127,7 @@ def list_rows(answers: Answers) -> list[str]:
     """Return a header and the values of each answer, separated by tabs.
 
     Tabs and line breaks in a text become spaces. The texts of a list are separated by spaces, and
-    white space inside them becomes "_". What is missing is empty.
+    white space inside them becomes "_". Missing fields are empty.
     """
     rows = [list(answers.records[0]), *(list(each.values()) for each in answers.records)]
     return [replace_surrogates("\t".join(map(_format_field, row))) for row in rows]

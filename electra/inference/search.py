@@ -95,7 +95,7 @@ class Index:
     places: np.ndarray
     """Byte at which each passage begins."""
     lines: np.ndarray
-    """The bytes of the passages, those of the file that was opened, whatever lies there now."""
+    """The bytes of the passages, those of the file that was opened, whatever is there now."""
 
     def read(self, number: int) -> tuple[str, str]:
         """Return id and text of a passage by its number, from 0."""
@@ -156,7 +156,7 @@ def _read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def build_index(searcher: Searcher, corpus: Path, out: Path, progress: Tell = silent) -> None:
     """Write the index of a corpus, or continue one that was interrupted.
 
-    What is there of it, in `<out>.incomplete`, is kept if model and corpus are the same. `progress`
+    An incomplete one, in `<out>.incomplete`, is kept if model and corpus are the same. `progress`
     is called with the number of passages done, twice: nobody knows how many there are.
     """
     with begun(out, {"weights": searcher.weights, "corpus": _hash(corpus)}) as (folder, facts):
@@ -296,7 +296,7 @@ def search_corpus(
 ) -> tuple[list[list[Hit]], dict[str, Any]]:
     """Return what `search` finds in an index or in a text, and the facts of index and queries.
 
-    Of a text the index is written to `index`, or used if it is there; without a name it is removed
+    For a text the index is written to `index`, or used if it is there; without a name it is removed
     when the search ends.
     """
     is_one = (corpus / VECTORS).is_file() and (corpus / files.HASHES).is_file()

@@ -1,4 +1,4 @@
-"""Which layer of an encoder, pooled how, tells best how similar two sentences are.
+"""Which layer of an encoder, pooled how, shows best how similar two sentences are.
 
 The last layer of a discriminator is made for the discriminator's question. On STS-B lower layers
 are better. Source: Rep et al. 2024, "Are ELECTRA's Sentence Embeddings Beyond Repair?".

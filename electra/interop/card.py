@@ -1,6 +1,6 @@
 """The model card, README.md of an export, written from the records of the run or fine-tuning.
 
-The text stands in card.md.jinja. What no record says is not in the card. The licence is left to
+The text is in card.md.jinja. What no record says is not in the card. The licence is left to
 whoever publishes the model.
 """
 

@@ -1,7 +1,7 @@
 """Export to folders that other programs load without this package.
 
-docs/ARTEFACTS.md lists the files. The network that is kept lies in OUT, and the generator in
-OUT/generator. Where transformers has no class with a head, OUT is the encoder, and the head lies in
+docs/ARTEFACTS.md lists the files. The network that is kept is in OUT, and the generator in
+OUT/generator. Where transformers has no class with a head, OUT is the encoder, and the head is in
 a file beside it; the card has the lines that use both. An ONNX file (onnx.py) holds the network
 with its head in either case.
 """
@@ -49,7 +49,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A network with what its folder tells of it."""
+    """A network with what its folder says about it."""
 
     network: SavedNetwork
     kind: Kind
@@ -64,7 +64,7 @@ class Outgoing:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The fields of config.json of a class with this head."""
     dtype: Dtype = "float32"
-    """What the weights are stored in."""
+    """The dtype of the stored weights."""
     is_of_task: bool = False
     """Whether it is a fine-tuning, for which a "[SEP]" within a text is text."""
 
@@ -145,7 +145,7 @@ def export(
 
 
 def _add_onnx(folder: Path, parts: Mapping[str, Outgoing], text: Sequence[str]) -> Agreements:
-    """Write onnx/ of each network, beside its folder's weights; return what the card tells."""
+    """Write onnx/ of each network, beside its folder's weights; return what the card says."""
     agreements: Agreements = {}
     for name, part in parts.items():
         place = folder / name
@@ -256,7 +256,7 @@ def _choose_network(model: SavedModel) -> SavedNetwork:
     name = names[0]
     if name.endswith("ForPreTraining") or DISCRIMINATOR_FILE in model.files:
         return model.kept if model.kept.predicts == "energy" else model.network("replaced")
-    if name.endswith("ForMaskedLM"):  # beside which a generator may lie
+    if name.endswith("ForMaskedLM"):  # beside which a generator may be
         return model.kept if model.kept.predicts == "tokens" else model.network("tokens")
     if name.endswith("ForCausalLM") and model.kept.predicts == "next":
         return model.kept
@@ -270,7 +270,7 @@ def _choose_network(model: SavedModel) -> SavedNetwork:
 def convert(
     outgoing: Outgoing, form: Form = "huggingface"
 ) -> tuple[dict[str, Any], dict[str, Tensor], Mapping[str, Tensor]]:
-    """Return config.json and the tensors of the class, and those of a head that lies beside it."""
+    """Return config.json and the tensors of the class, and those of a head beside it."""
     sizes, head = outgoing.network.sizes, outgoing.network.head
     require(
         form != "bert" or sizes.architecture == "electra",

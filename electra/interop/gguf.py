@@ -117,7 +117,7 @@ def _list_tokens(tokenizer: Tokenizer) -> list[str]:
         for each in tokenizer.tokens_by_id
     ]
     is_clear = len(tokens) == len(set(tokens))
-    require(is_clear, f"llama.cpp cannot tell tokens with {_SPACE} from others{instead}")
+    require(is_clear, f"llama.cpp cannot distinguish tokens with {_SPACE} from others{instead}")
     return tokens
 
 

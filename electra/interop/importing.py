@@ -1,13 +1,13 @@
 """Other people's weights as Hugging Face folders of our bodies, which every verb reads.
 
-weights.py reads the weights. BERT's pooler and next-sentence head are kept for runs that go on with
-them. Rows of the embeddings that no token has, of a vocabulary that was padded, are kept.
+weights.py reads the weights. BERT's pooler and next-sentence head are kept for runs that continue
+with them. Rows of the embeddings that no token has, of a vocabulary that was padded, are kept.
 
 More tokens and longer rows can be made. New rows of the embeddings and of the generator's output
 bias are the means of the pieces that a new token replaces, so that a text in new tokens means at
 first about what it meant in old ones (Hewitt 2021, "Initializing new word embeddings", uses the
 mean of all tokens). New positions repeat the old ones (as in Longformer: Beltagy et al. 2020,
-section 5) or lie between them; rotary ones turn more slowly.
+section 5) or are placed between them; rotary ones turn more slowly.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ has. repeat: the old positions are tiled."""
 
 
 class Imported(NamedTuple):
-    """What was found in a source."""
+    """The findings in a source."""
 
     networks: dict[str, EncoderConfig]
     """Sizes of the networks that were written: "discriminator", "encoder" (one without its head)
@@ -178,7 +178,7 @@ def _find_heads(sizes: EncoderConfig, tensors: Weights) -> EncoderConfig:
 def find_pieces(old: Tokenizer, new: Tokenizer) -> list[list[int]]:
     """Return the old ids whose mean each new token begins with, in the order of the new ids.
 
-    An old token has its own id. A new one has those of the pieces that stood in its place
+    An old token has its own id. A new one has those of the pieces that were in its place
     (`Tokenizer.spell`).
     """
     for name in ("kind", "lowercase", "strip_accents"):

@@ -76,7 +76,7 @@ class Graph(nn.Module):
 
     @property
     def has_states(self) -> bool:
-        """Whether hidden states stand beside the logits, as pre-trained networks have them."""
+        """Whether hidden states are outputs beside the logits, as for pre-trained networks."""
         return self.kind in ("PreTraining", "MaskedLM", "CausalLM")
 
     def forward(
@@ -117,7 +117,7 @@ SUSPECTED, LEAST_RANKED = 0.15, 0.95
 """Share of tokens that a discriminator is made to suspect by the second, harder comparison, and the
 least agreement there. The first one alone would be met by the constant answer "original"."""
 COSINE, NEAR = 0.99, 0.02
-"""What counts as agreement where there is no decision: cosine of hidden states; difference of a
+"""Agreement where there is no decision: cosine of hidden states; difference of a
 number as a share of the numbers' range."""
 NUM_SHAPES = 20
 MAX_LENGTH = 1024
@@ -144,7 +144,7 @@ def write_onnx(
 ) -> Agreements:
     """Write onnx/model.onnx, and if a text is given onnx/model_int8.onnx, into a folder.
 
-    Of a network that lies beside another one a file in int8 that does not agree is left out.
+    For a network beside another one, a file in int8 that does not agree is left out.
     """
     path = folder / "onnx" / "model.onnx"
     for module in ("onnx", "onnxscript", "onnxruntime"):
@@ -366,7 +366,7 @@ def quantise(source: Path, path: Path) -> None:
     """Write the products with weights in int8, each column of a weight scaled by itself.
 
     Weights have 7 bits: CPUs without VNNI instructions add two products of 8 bits in 16, which
-    overflows, and that turns more decisions than the bit. The table of embeddings stays as it is.
+    overflows, and that changes more decisions than the bit. The table of embeddings is not changed.
     """
     with _quiet():
         quantization = import_extra("onnxruntime.quantization", "onnx", f"writing {path}")

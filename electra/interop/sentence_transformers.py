@@ -20,7 +20,7 @@ TOLERANCE = 1e-4
 
 
 class LayerScore(NamedTuple):
-    """How well one layer's states tell how similar sentences are."""
+    """How well one layer's states show how similar sentences are."""
 
     layer: int
     pooling: Literal["mean", "cls"]
@@ -34,7 +34,7 @@ class Similarity(NamedTuple):
     layer: int
     pooling: Literal["mean", "cls"]
     scores: Sequence[LayerScore]
-    """Of all layers and poolings; none: it was not chosen."""
+    """Scores of all layers and poolings; none: it was not chosen."""
     data: str
     """Name and sha256 of the dev set."""
     num_pairs: int

@@ -39,9 +39,9 @@ class Source(NamedTuple):
     architecture: Architecture
     own: Weights
     generator: Weights
-    """Of a generator in the same source; empty: there is none."""
+    """Parameters of a generator in the same source; empty: there is none."""
     judge: Weights
-    """Of a discriminator's head in a file of its own; empty: there is none."""
+    """Parameters of a discriminator's head in a file of its own; empty: there is none."""
     config: dict[str, Any]
     """Contents of config.json."""
     left: dict[str, None]

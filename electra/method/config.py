@@ -67,7 +67,7 @@ class GeneratorConfig(Settings):
         Needs("temperature!=1", "kind=network|frozen", "the others have no logits"),
         Needs("temperature_decay", "temperature!=1"),
         Needs("shared_layers", "kind=network", "the others have no layers to train"),
-        Needs("warmup_steps", "shared_layers=0", "the discriminator's layers rest"),
+        Needs("warmup_steps", "shared_layers=0", "the discriminator's layers are frozen"),
     )
 
     def encoder(self, discriminator: EncoderConfig) -> EncoderConfig:

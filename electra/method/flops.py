@@ -84,7 +84,7 @@ def count_true(objective: Objective, length: int) -> float:
 def count_stages(objective: Objective, length: int) -> tuple[float, float]:
     """Return the true count per token of a step of the first and of the second stage.
 
-    If there is no stage in which the network rests that pre-training returns, the first is unused.
+    Without a stage in which the returned network is frozen, the first is unused.
     """
     share, counts = objective.share_awake, []
     for objective.share_awake in (0.0, 1.0):

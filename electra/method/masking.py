@@ -181,7 +181,7 @@ def choose_positions_of_reference(
 class Masking(nn.Module):
     """Chooses the masked positions and builds the masked and the corrupted rows.
 
-    Of the settings it reads objective, mask_prob, mask_unit, shown_at_mask and mode.
+    The settings that it reads are objective, mask_prob, mask_unit, shown_at_mask and mode.
     """
 
     starts_word_V: Tensor

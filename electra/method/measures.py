@@ -126,7 +126,7 @@ def area_under_curve(counts_2K: Tensor) -> float:
     of (replaced, original) pairs whose logits fall into one interval. This share is at most the
     largest share of the original tokens in any interval. If the density of the logits never
     exceeds 1, the error is less than 0.00025.
-    Of counts without original or without replaced tokens it is NaN.
+    Without original or without replaced tokens it is NaN.
     """
     original_K, replaced_K = counts_2K.cpu().double()
     pairs = (original_K.sum() * replaced_K.sum()).item()

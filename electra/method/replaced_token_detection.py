@@ -77,7 +77,7 @@ class ReplacedTokenDetection(Objective):
     def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
         """Return L_MLM + lambda L_Disc, with measures and the judgement of the corrupted rows.
 
-        While the discriminator rests, L_MLM alone.
+        While the discriminator is frozen, L_MLM alone.
         """
         first = self.generate(batch, draw, counts)
         if self.is_resting:

@@ -29,7 +29,7 @@ class Batch(NamedTuple):
 
     @property
     def inputs(self) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-        """What an encoder reads of the rows, in the order of Encoder.forward."""
+        """The tensors of the rows that an encoder reads, in the order of Encoder.forward."""
         return self[:4]
 
     def to(self, device: torch.device) -> "Batch":

@@ -45,7 +45,7 @@ class RelativePlaces(NamedTuple):
 
 
 class RelativePositions(nn.Module):
-    """What DeBERTa's layers need to know of positions: a table of distances, and its rows."""
+    """Positions, as DeBERTa's layers need them: a table of distances, and its rows."""
 
     rows_T: Tensor
 

@@ -57,7 +57,7 @@ class Embeddings(EmbeddingBlock):
 
 
 class AttentionMask(nn.Module):
-    """What ELECTRA's layers need to know of positions: what is added to attention scores."""
+    """Positions, as ELECTRA's layers need them: what is added to attention scores."""
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
@@ -123,7 +123,7 @@ class PostNormLayer(TransformerLayer):
             x_BLH: Hidden states before this layer.
             mask_BNLL: Added to the attention scores; any shape that broadcasts to (B, N, L, L).
                 None: every position is seen.
-            masks: Of the pass; None: torch's own dropout, which drops in training only.
+            masks: Those of the pass; None: torch's own dropout, which drops in training only.
         """
         return self.finish(x_BLH, self.attention(x_BLH, mask_BNLL, masks), masks)
 

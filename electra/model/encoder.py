@@ -70,7 +70,7 @@ class Encoder(nn.Module):
 
     Attributes:
         sees: Positions that a position attends to: all of them, itself and those before it, or
-            itself and those after it. Of a causal encoder, those before it.
+            itself and those after it. In a causal encoder, those before it.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Encoder(nn.Module):
         return [end._run_layer(last, x_BLH, places[last], masks) for end in ends]
 
     def share_layers(self, other: "Encoder", num_layers: int) -> None:
-        """Take another encoder's first layers, and what lies between embeddings and layers."""
+        """Take another encoder's first layers, and the parts between embeddings and layers."""
         self.embeddings_project, self.places = other.embeddings_project, other.places
         for number in range(num_layers):
             self.layers[number] = other.layers[number]
@@ -179,7 +179,7 @@ class Encoder(nn.Module):
     def count_flops(self, length: int, first_layer: int = 0) -> dict[str, float]:
         """Return the operations per position of the forward pass on rows of `length`, by part.
 
-        Matrix products count; a multiply-add is two operations, a look-up none. Of an encoder that
+        Matrix products count; a multiply-add is two operations, a look-up none. For an encoder that
         begins with the states of another, count from its first layer on.
         """
         parts: dict[str, float] = {}

@@ -21,7 +21,7 @@ def choose_layers(
 
     Args:
         setting: `train.layers` in pre-training, `layers` in fine-tuning.
-        architecture: Of the encoders.
+        architecture: That of the encoders.
         device: Device of the networks.
         is_plain: Whether the step is compiled or the model divided among processes, which needs
             the plain layers on a CPU.

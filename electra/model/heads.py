@@ -17,11 +17,11 @@ Kind = Literal[
     "", "PreTraining", "MaskedLM", "CausalLM",
     "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice",
 ]  # fmt: skip
-"""What a network answers, as the names of transformers' classes end; empty: hidden states."""
+"""A network's answers, as the names of transformers' classes end; empty: hidden states."""
 
 
 class PredictionHead(nn.Module):
-    """What stands before the last layer of a head: states to features, as wide unless told.
+    """The part of a head before its last layer: states to features, equally wide by default.
 
     Source: transformers' ModernBertPredictionHead; run_pretraining.py _get_masked_lm_output.
     """
@@ -42,7 +42,7 @@ class GeneratorHead(PredictionHead):
 
     logits = forward(h) @ table.T + bias. The product itself is left to the loss
     (masked_lm.py), which needs it at the chosen positions only. The states of `num_towers` encoders
-    stand side by side in the input.
+    are side by side in the input.
     """
 
     def __init__(self, config: EncoderConfig, num_towers: int = 1):

@@ -37,7 +37,7 @@ def log_likelihood(
     of their largest element. Arguments: as for `loss_and_sample_plain`.
     """
     log_probs_M, entropy_M = _LogLikelihood.apply(features_ME, table_VE, bias_V, targets_M)
-    return log_probs_M, entropy_M.detach()  # told twice: torch.compile of 2.11 overlooks the mark
+    return log_probs_M, entropy_M.detach()  # marked twice: torch.compile of 2.11 overlooks the mark
 
 
 class _LogLikelihood(torch.autograd.Function):

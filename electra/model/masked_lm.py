@@ -49,7 +49,7 @@ class MaskedLM(nn.Module):
         self.encoder = encoder
         self.head = head
         self.first_temperature, self.decay_steps = temperature, decay_steps
-        if decay_steps:  # a tensor, so that a captured step can be told another
+        if decay_steps:  # a tensor, so that a captured step can be given another
             self.register_buffer("temperature", torch.tensor(temperature), persistent=False)
         else:
             self.temperature = temperature

@@ -74,7 +74,7 @@ class Places(NamedTuple):
 
 
 class RotaryPlaces(nn.Module):
-    """What ModernBERT's layers need to know of positions: a `Places` for each kind of attention.
+    """Positions, as ModernBERT's layers need them: a `Places` for each kind of attention.
 
     Documents need no rotary positions of their own: the score of two rotated vectors depends on the
     difference of their positions only.

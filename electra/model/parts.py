@@ -1,4 +1,4 @@
-"""What layers and heads are made of: linear maps, norms, dropout, attention; in any compute dtype.
+"""Parts of layers and heads: linear maps, norms, dropout, attention; in any compute dtype.
 
 Activations and matrix products have the encoder's `compute_dtype`. Every weight is cast where it is
 used, so that gradients reach the float32 parameters without an autocast context. Normalisation
@@ -211,7 +211,7 @@ class Sight(NamedTuple):
     length: int
     device: torch.device
     dtype: torch.dtype
-    """Of the scores."""
+    """The dtype of the scores."""
     real_BL: Tensor | None
     """False or 0 at padding; None: nothing is padding."""
     documents_BL: Tensor | None

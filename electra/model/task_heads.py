@@ -31,7 +31,7 @@ UNANSWERABLE_WEIGHT = 0.5
 
 
 def _build_inner(config: EncoderConfig) -> nn.Module:
-    """Return what stands before the last layer of a head that transformers has: ELECTRA nothing."""
+    """Return the part before the last layer of a head of transformers; ELECTRA's has none."""
     return PredictionHead(config) if config.has_inner_layer else nn.Identity()
 
 
@@ -91,7 +91,7 @@ class PairHead(nn.Module):
     The layer reads the mean u over the first text's tokens, that of the second, v, |u - v| and
     u * v. Source: Conneau et al. 2017, "Supervised Learning of Universal Sentence Representations"
     (section 3.1), which encodes the two texts apart; here one row holds both. A token's state is
-    that of the last layer and its embedding, side by side: the last layer of a discriminator tells
+    that of the last layer and its embedding, side by side: the last layer of a discriminator shows
     how plausible a token is rather than what it means.
     """
 
@@ -229,7 +229,7 @@ class BeamSpanHead(nn.Module):
 
 
 def answer_positions(token_type_ids_BL: Tensor) -> Tensor:
-    """Return which positions an answer may stand at: those of the text, and [CLS]; (B, L) bool."""
+    """Return the positions that an answer may have: those of the text, and [CLS]; (B, L) bool."""
     is_text_BL = token_type_ids_BL == 1
     # The last one is [SEP]: the text is what has another position of segment 1 behind it.
     allowed_BL = is_text_BL & F.pad(is_text_BL[:, 1:], (0, 1))
@@ -248,7 +248,7 @@ def span_loss(outputs: dict[str, Tensor], targets: dict[str, Tensor]) -> Tensor:
     """Return the mean cross-entropy of start and end, plus half that of "no answer" if judged.
 
     Args:
-        outputs: Of a SpanHead, or of a BeamSpanHead that was given the starts.
+        outputs: Those of a SpanHead, or of a BeamSpanHead that was given the starts.
         targets: `start` and `end` (B,), 0 where the row holds no answer; `unanswerable` (B,).
 
     Source: qa_tasks.py; the released code adds up the rows of a batch.
@@ -287,9 +287,9 @@ class FeatureHead(nn.Module):
     Args:
         hidden_size: H.
         num_classes: C.
-        config: K; whether its layers stand side by side (F = K * H) or become their LayerSum
+        config: K; whether its layers are side by side (F = K * H) or become their LayerSum
             (F = H); and the BiLSTMs, each on the one before it.
-        of: What is judged: each token by its own state, or the row by both directions' last.
+        of: Judged: each token by its own state, or the row by both directions' last.
         dropout_prob: Dropout on the features and before the linear layer.
     """
 
@@ -330,7 +330,7 @@ def run_lstm(
 ) -> tuple[Tensor, Tensor]:
     """Return the states (B, L, F) of a BiLSTM over rows, and its last ones (B, F).
 
-    Rows are padded at their ends, which the states before do not depend on. Both directions stand
+    Rows are padded at their ends, which the states before do not depend on. Both directions are
     side by side.
     """
     num_rows, num_positions = features_BLF.shape[:2]

@@ -37,7 +37,7 @@ from electra.model.parts import attend as attend_plainly
 class TritonPostNormLayer(PostNormLayer):
     """The layer for a CUDA device with Triton.
 
-    Parameters and their names are those of `PostNormLayer`. Of its modules only `intermediate` is
+    Parameters and their names are those of `PostNormLayer`. Only `intermediate` of its modules is
     called, the parameters of the others are read: hooks on them never fire. Rows longer than
     `LONGEST`, and float32, take torch's attention.
     """

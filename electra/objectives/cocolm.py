@@ -64,7 +64,7 @@ class CocoLM(ReplacedTokenDetection):
         return found
 
     def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
-        """Return the weighted sum of the losses; while the discriminator rests, L_MLM."""
+        """Return the weighted sum of the losses; while the discriminator is frozen, L_MLM."""
         prediction, means = predict_masked(self.generator, self.masking, batch, draw, counts)
         if self.is_resting:
             return Output(prediction.loss, means)

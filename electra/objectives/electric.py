@@ -70,7 +70,7 @@ class Electric(Objective):
     def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
         """Sample noise, classify every token as noise or text, and return losses and measures.
 
-        While the discriminator rests, the loss is that of the noise distribution alone.
+        While the discriminator is frozen, the loss is that of the noise distribution alone.
         """
         input_ids_BL, maskable_BL = batch.input_ids_BL, self.masking.find_maskable(batch)
         features_BLE = self.generator(batch)

@@ -74,7 +74,7 @@ class MaskedLanguageModelling(Objective):
 class CausalLanguageModelling(Objective):
     """The next token, special tokens included, at every position that has one.
 
-    BERT's ablation "LTR & No NSP", in which the encoder is causal in fine-tuning, too. Source:
+    BERT's ablation "LTR & No NSP", in which the encoder is also causal in fine-tuning. Source:
     Devlin et al. 2019, section 5.1.
     """
 
@@ -139,7 +139,7 @@ class ReplaceMLM(Objective):
     def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
         """Corrupt the rows with the generator, and return the loss of restoring the originals.
 
-        While the encoder rests, the generator's loss alone.
+        While the encoder is frozen, the generator's loss alone.
         """
         prediction, means = predict_masked(self.generator, self.masking, batch, draw, counts)
         if self.is_resting:

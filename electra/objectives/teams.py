@@ -65,7 +65,7 @@ class Teams(ReplacedTokenDetection):
         return super().networks | {"selector": selector}
 
     def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
-        """Return the weighted sum of the three losses; while the discriminator rests, L_MLM."""
+        """Return the weighted sum of the three losses; while the discriminator is frozen, L_MLM."""
         prediction, means = predict_masked(self.generator, self.masking, batch, draw, counts)
         if self.is_resting:
             return Output(prediction.loss, means)
@@ -102,7 +102,7 @@ class Teams(ReplacedTokenDetection):
 
 
 class SelectionHead(PredictionHead):
-    """Which of some tokens stood at a position: float32 logits.
+    """Which of some tokens was at a position: float32 logits.
 
     Source: TEAMS, MultiWordSelectionHead of its released code.
     """

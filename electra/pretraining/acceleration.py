@@ -108,7 +108,7 @@ class AcceleratedStep(Step):
             if not is_compilers or self.config.train.compile == "yes" or self.is_torn:
                 raise
             reason = " ".join(str(error).split())[:200]
-            warnings.warn(f"torch.compile fails, going on without it: {reason}", stacklevel=2)
+            warnings.warn(f"torch.compile fails, continuing without it: {reason}", stacklevel=2)
         self.compiled = False
         self.functions = self.plain
         self.compiler_failure = f"at step {number}: {reason}"
@@ -281,7 +281,7 @@ class _Capture:
                     self.outcome = self.step.compute(self.batch)
             except RuntimeError as error:  # after which the device's state is unknown
                 reason = " ".join(str(error).split())[:200]
-                without = "the same command with --set train.cuda_graph=false goes on without it"
+                without = "the same command with --set train.cuda_graph=false continues without it"
                 raise UserError(f"the step is not captured: {reason}; {without}") from error
         self.graph.replay()
         return self.outcome

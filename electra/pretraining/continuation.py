@@ -44,7 +44,7 @@ MAY_CHANGE = frozenset(
 def read_run(
     run: Path, given: PretrainConfig | None, device: str
 ) -> tuple[PretrainConfig, dict[str, str], dict[str, str], Ranking | None, dict[str, Any] | None]:
-    """Return what process 0 reads for all of them when a run goes on.
+    """Return what process 0 reads for all of them when a run continues.
 
     These are the settings, what the settings of the command (`given`) change in them, the shards'
     source, the attention kernels recorded for the device, and the weights of train.init_from. A run
@@ -68,7 +68,7 @@ def read_run(
 
 
 def keep_sources(run: Path, shards: Shards, domains: Domains, machine: Machine) -> None:
-    """Write where the shards of a run are now; refuse other old ones, and tell another dtype."""
+    """Write where the shards of a run are now; refuse other old ones, and report another dtype."""
     manifest = read_manifest(run)
     old, evaluated = domains.get("old"), manifest.get("also_evaluate")
     require(
@@ -84,7 +84,7 @@ def keep_sources(run: Path, shards: Shards, domains: Domains, machine: Machine) 
     before = (manifest["sessions"] or [{}])[-1].get("dtype", now).removeprefix("torch.")
     if before != now:
         told = f"in {now}, before in {before}; --set train.precision={before} keeps it"
-        warnings.warn(f"{run} goes on {told}", stacklevel=2)
+        warnings.warn(f"{run} continues {told}", stacklevel=2)
 
 
 def keep_tokenizer(run: Path, shards: Shards) -> None:
@@ -130,9 +130,9 @@ def find_finished(shards: Path, run: Path, config: PretrainConfig) -> dict[str, 
 def settle(
     run: Path, begun: PretrainConfig, wanted: PretrainConfig, given: Collection[str] | None = None
 ) -> tuple[PretrainConfig, dict[str, str]]:
-    """Return the settings with which a run goes on, and how they change, by name: "OLD -> NEW".
+    """Return the settings with which a run continues, and how they change, by name: "OLD -> NEW".
 
-    What shards and other models determined when the run began stays: those models need not be
+    Settings from shards and other models are those of the run's beginning: those models need not be
     there any more. `given` are the names of what the user chose; None: of all that is `wanted`.
     Refused are a shorter run, and other settings that the weights or the meaning of the metrics
     depend on.
@@ -146,7 +146,7 @@ def settle(
     changed = [
         name for name in before | after if after.get(name) != before.get(name) and name not in kept
     ]
-    # Of method.generator_steps 0 is half of the steps; what counts is below.
+    # method.generator_steps=0 is half of the steps; what counts is below.
     free = {*MAY_CHANGE, "method.generator_steps"}
     if begun.train.also_evaluate and wanted.train.also_evaluate:
         free.add("train.also_evaluate")  # moved: shards of another digest are refused later
@@ -165,7 +165,7 @@ def settle(
         why = "the result would belong to neither configuration"
         if not refused:
             why = "a run can be made longer, not shorter"
-        how = f", or go on as it was begun, by `{command('pretrain', '--resume', run)}`"
+        how = f", or continue with its settings, by `{command('pretrain', '--resume', run)}`"
         if (run / "results.json").exists():
             how = "; as it was begun it is complete"
         raise UserError(f"{run} was begun with {differs}{more}: {why}; choose another --out{how}")
@@ -196,7 +196,7 @@ def _fitted_when_begun(config: PretrainConfig) -> set[str]:
 
 
 def branch(trunk: Path, out: Path, config: PretrainConfig) -> None:
-    """Write the folder of a shorter run that shares the stable part of another; `resume` goes on.
+    """Write the folder of a shorter run that shares the stable part of another; `resume` continues.
 
     Up to the decay of the shorter one, the learning rates of both are the same, and so are the
     steps. The folder holds the newest checkpoint of the trunk from that part and the metrics before
@@ -216,7 +216,7 @@ def branch(trunk: Path, out: Path, config: PretrainConfig) -> None:
 
 
 def write_branch(trunk: Path, checkpoint: Path | None, out: Path, config: PretrainConfig) -> None:
-    """Write the folder of a run that goes on from a checkpoint of another, or begins as it did."""
+    """Write the folder of a run that continues a checkpoint of another, or begins as it did."""
     last = step_of(checkpoint) if checkpoint else 0
     with new_folder(out) as folder:
         copy_folder(trunk / "tokenizer", folder / "tokenizer")
@@ -253,8 +253,8 @@ def is_end_of(out: Path, start: Path, length: int | timedelta) -> bool:
     require(
         (start == run or step_of(start) == first)
         and (length == steps or not isinstance(length, int)),
-        f"{out} was begun at step {first} with --cooldown {steps}: choose another --out, or go on "
-        f"as it was begun, by `{command('pretrain', '--resume', out)}`",
+        f"{out} was begun at step {first} with --cooldown {steps}: choose another --out, or "
+        f"continue as it was begun, by `{command('pretrain', '--resume', out)}`",
     )
     return True
 
@@ -298,8 +298,8 @@ def _count_steps(run: Path, seconds: float) -> int:
 def recorded_ranking(manifest: dict[str, Any], device: str) -> Ranking | None:
     """Return the ranking of a run's first session on a device; None if there was none.
 
-    Kernels round differently. With the ranking of its first session, a resumed run goes on with the
-    kernels that it began with.
+    Kernels round differently. With the ranking of its first session, a resumed run continues with
+    the kernels that it began with.
     """
     for session in manifest["sessions"]:
         ranking: Ranking = session.get("step", {}).get("attention", {})

@@ -1,7 +1,7 @@
 """Losses by domain: whether continued pre-training makes a model worse.
 
 The discriminator is judged on held-out rows whose replaced tokens stay the same throughout the run.
-The loss on the generator's present samples would not tell. It falls while a new generator still
+The loss on the generator's present samples would not show it. It falls while a new generator still
 draws words that nobody would write, and rises as the generator learns, and neither says anything of
 the discriminator. So the tokens are replaced once, before the discriminator's first step, and kept
 in the run folder (`heldout.safetensors`).

@@ -107,7 +107,7 @@ def view_rows(
 
 
 def open_domains(shards: Shards, config: PretrainConfig, *, verify: bool) -> Domains:
-    """Return the shards whose held-out parts tell whether a continued run makes a model worse.
+    """Return the shards whose held-out parts show whether a continued run makes a model worse.
 
     With `verify`, old shards are read whole, and their hashes compared.
     """

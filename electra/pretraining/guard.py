@@ -6,7 +6,7 @@ are a function of (seed, step), so they can be written aside later.
 
 Source: the skipped steps of OLMo-core's SkipStepOptimizer. There a NaN enters the window of norms,
 and every step after it is skipped until it has left the window; here it never enters. There a
-spike enters as it is, and the window is blind until it has left; here it enters as the limit that
+spike enters unchanged, and the window is blind until it has left; here it enters as the limit that
 it exceeded. So one spike hardly moves the limit, and a lasting change of level is accepted after a
 few skipped steps. And there the norms themselves are compared. Their distribution has a long tail,
 so that 6 deviations are exceeded every hundred steps of a small healthy run; the logarithms of the
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 WINDOW = 128
-"""Gradient norms that are remembered, and from which a spike can be told. The deviation of fewer is
+"""Gradient norms that are remembered, by which a spike is recognised. The deviation of fewer is
 too uncertain: of 64 norms, a healthy run of 200 steps had a spike."""
 SMALLEST_NORM = 1e-30
 """Smaller norms count as this one, whose logarithm is finite."""
@@ -39,7 +39,7 @@ class Guard:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint holds, so that a resumed run skips the same steps."""
+        """The state in a checkpoint, so that a resumed run skips the same steps."""
         return {"log_norms": self.log_norms, "num_norms": self.num_norms}
 
     def begin(self, sigmas: float) -> None:

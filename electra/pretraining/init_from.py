@@ -157,7 +157,7 @@ def size_generator(
     )
     free = {name: getattr(model, name) for name in (*NOT_SIZES, "vocab_size")}
     has, fits = vars(dataclasses.replace(sizes, **free)), vars(generator.encoder(model))
-    # Fields of one body alone do not count: the architecture differs, too.
+    # Fields of one body alone do not count: the architecture also differs.
     both = [name for name in has if name in fits and has[name] != fits[name]]
     different = [f"{name} {has[name]}, not {fits[name]}" for name in both]
     require(

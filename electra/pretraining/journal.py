@@ -48,7 +48,7 @@ class Skipped(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """What a run has done over all sessions; a checkpoint holds it in its state.json."""
+    """The counts of a run over all sessions; a checkpoint holds it in its state.json."""
 
     step: int = 0
     tokens: int = 0
@@ -219,7 +219,7 @@ class Alarms:
     def __init__(self, config: PretrainConfig):
         self.config = config
         self.speeds: dict[bool, list[float]] = {False: [], True: []}
-        """Of the first of two stages, whose steps are other ones, and of the second."""
+        """Speeds of the first of two stages, whose steps are other ones, and of the second."""
         self.num_bad = {"discriminator": 0, "generator": 0, "loss": 0, "speed": 0}
         self.before: dict[str, float] = {}
         """First loss of each domain of a continued run."""

@@ -112,7 +112,7 @@ def resume(
 
 
 class Due(NamedTuple):
-    """What follows a step."""
+    """The work that follows a step."""
 
     record: bool
     save: bool
@@ -199,9 +199,9 @@ class Session:
     watch: Callable[[int], None] = lambda step: None
     """Takes the number of each step that begins."""
     learning_rate: float = 0.0
-    """Of the last step."""
+    """That of the last step."""
     answer: Callable[[], tuple[bool, ...]] | None = None
-    """To what was asked after the last step: whether any process stops, is late or saves."""
+    """Answer to the last step's question: whether any process stops, is late or saves."""
 
     def take(self, number: int) -> None:
         """Run the step with this number."""

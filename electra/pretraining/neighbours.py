@@ -118,7 +118,7 @@ def look_at_neighbours(encoders: list[Encoder], std: float, rng: torch.Generator
     deviation, and moved by an offset through a rotation. The keys of a head are its queries rotated
     by the offset, by turns one back and one ahead; of an encoder that sees one side, to that side.
     Value and output are an orthogonal matrix and its transpose, so that what is looked at is added
-    as it is. `std` is the standard deviation of the token embeddings.
+    unchanged. `std` is the standard deviation of the token embeddings.
     """
     positions = cast(Embeddings, encoders[0].embeddings).positions.weight
     size = positions.shape[1]

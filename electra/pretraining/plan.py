@@ -1,4 +1,4 @@
-"""What a run will take: estimated memory of a step, and the time of steps on this machine."""
+"""The cost of a run: estimated memory of a step, and the time of steps on this machine."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ from electra.training.machine import Machine, prepare_machine
 DAY = 24 * 60 * 60
 """Seconds."""
 LAYER_SECONDS, LAYER_ROWS, LAYER_LENGTH, LAYER_VOCABULARY = 0.1, 4, 128, 100
-"""Of the layer that is timed for an estimate: time at least, rows, their tokens, embeddings."""
+"""The layer that is timed for an estimate: time at least, rows, their tokens, embeddings."""
 
 
 class Plan(NamedTuple):
@@ -49,7 +49,7 @@ class Plan(NamedTuple):
     device: str
     """Device that the time was measured on."""
     traffic: Traffic | None = None
-    """What a machine copies from a store; None: no shards were given."""
+    """The traffic of a machine from a store; None: no shards were given."""
 
 
 def plan(
@@ -86,7 +86,7 @@ def estimate_run(
 ) -> float:
     """Return about how long all steps take, seconds: their operations at the speed of one layer.
 
-    This takes a fraction of a second. Of the timed passes the fastest counts, with all threads or
+    This takes a fraction of a second. The fastest of the timed passes counts, with all threads or
     with one: on a busy machine the others say what else it does. Whole steps of six presets took
     0.9 to 1.9 times as long on a busy core with bfloat16.
     """

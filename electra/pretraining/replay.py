@@ -33,11 +33,11 @@ CPU_NAME = re.compile(r", (\d+) threads?$")
 
 
 class Absent(UserError):
-    """What a claim is about is not at hand, so that it can be neither proved nor refuted."""
+    """The object of a claim is not at hand, so that it can be neither proved nor refuted."""
 
 
 def find_beside(folder: Path, told: str) -> Path:
-    """Return a folder that one tells of: where it was, or else beside it under the same name."""
+    """Return a folder that another one names: where it was, or beside it under the same name."""
     places = Path(told), named(folder).parent / Path(told).name
     found = next((place for place in places if place.exists()), None)
     if found is None:

@@ -17,12 +17,12 @@ them on. A second signal within this time is the first one again."""
 
 
 class Requests:
-    """What signals have asked the process to do."""
+    """The requests of signals to the process."""
 
     stops: bool = False
     """One of `stop_signals`: save and stop."""
     saves: bool = False
-    """SIGUSR1: save and go on."""
+    """SIGUSR1: save and continue."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a run starts with: sizes that fit its shards, the objective, and its first weights.
+"""The start of a run: sizes that fit its shards, the objective, and its first weights.
 
 Shape suffixes: V vocabulary, E embedding size.
 """

@@ -79,7 +79,7 @@ class Step:
         self.number = 0
         self.captured, self.compiled = captured, False
         self.is_torn = False
-        """Whether a step is half done, or other processes go on: it cannot be computed again."""
+        """Whether a step is half done, or other processes continue: it cannot be computed again."""
         self.prepares = False
         """Whether the last step also compiled or captured, and so took longer than others."""
 

@@ -1,4 +1,4 @@
-"""The rows of a step to be read: what was masked, and what stood there instead.
+"""The rows of a step to be read: what was masked, and the tokens there instead.
 
 Rows and masks are functions of (seed, step). A replacement also depends on the generator's weights,
 which the checkpoint has whose step is nearest.
@@ -43,11 +43,11 @@ class RowToken(NamedTuple):
     """The original. A piece inside a word begins with "##"."""
     segment: int
     masked: bool
-    """Whether the position was drawn: to be predicted, or of Electric to be noise."""
+    """Whether the position was drawn: to be predicted, or with Electric to be noise."""
     shown: str
-    """What the network read that predicts the original."""
+    """The input of the network that predicts the original."""
     replacement: str | None
-    """What the discriminator read; None: the position was not drawn, or nothing is replaced."""
+    """The discriminator's input; None: the position was not drawn, or nothing is replaced."""
 
 
 class StepRows(NamedTuple):
@@ -56,7 +56,7 @@ class StepRows(NamedTuple):
     rows: list[list[RowToken]]
     """Without padding."""
     told: str
-    """What masks and replacements are."""
+    """The meaning of masks and replacements."""
 
 
 def show_step(
@@ -66,7 +66,7 @@ def show_step(
     require_choice("part", part, get_args(Part))
     config = read_run_config(run)
     last = config.train.steps - 1
-    require(0 <= step <= last, f"step must lie in 0 to {last:,}, not {step:,}")
+    require(0 <= step <= last, f"step must be 0 to {last:,}, not {step:,}")
     require(rows >= 1, f"rows must be >= 1, not {rows}")
     opened, checkpoint = find_shards(run, shards), _find_nearest(run, step)
     session = reopen(run, opened, checkpoint, step)
@@ -125,14 +125,14 @@ def _draw_heldout(session: Session, shards: Shards, rows: int) -> Iterator[Drawn
 
 
 class _Changed(NamedTuple):
-    """What became of rows (B, L)."""
+    """Rows (B, L) and their inputs to both networks."""
 
     drawn_BL: Tensor
     """Bool: the positions that were drawn."""
     shown_BL: Tensor
-    """What the network reads that predicts the originals."""
+    """The input of the network that predicts the originals."""
     corrupt_BL: Tensor | None
-    """What the discriminator reads; None: nothing is replaced."""
+    """The discriminator's input; None: nothing is replaced."""
 
 
 def _change(model: Objective, batch: Batch, draw: Draw, counts: Counts) -> _Changed:
@@ -198,4 +198,4 @@ def _tell(run: Path, session: Session, step: int, checkpoint: Path | None, part:
         return f"replacements are those that {which} would make"
     unlike = tell_unlike(run, session.step, step, step + 1)
     differ = f"; computed otherwise ({unlike}), so a few may differ" if unlike else ""
-    return f"replacements are those of training, which went on from {which}{differ}"
+    return f"replacements are those of training, which continued from {which}{differ}"

@@ -85,7 +85,7 @@ A group belongs to train or to test as a whole."""
 def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None:
     """Run all steps, print them, and write their results into the folder `out`.
 
-    What an interrupted quickstart with the same text and settings has written there is not done
+    Work of an interrupted quickstart with the same text and settings is not done
     again. `text` are the user's files; if empty, the documentation of the installed packages.
     """
     asked = {"text": list(text), **to_dict(config)}
@@ -445,7 +445,7 @@ def _report(
 def describe_learnt(samples: Sequence[Sentence], frequency_of: Mapping[str, float]) -> str:
     """Return a sentence on the tokens that the discriminator trusts least, beside the rarest.
 
-    Tokens without a frequency, the special ones, are left out: they stand in every row.
+    Tokens without a frequency, the special ones, are left out: they are in every row.
     """
     samples = [[view for view in row if view.token in frequency_of] for row in samples]
     rarity = [

@@ -1,1 +1,1 @@
-"""What runs and fine-tunings have measured: tables, curves, pages, all read from their files."""
+"""Measurements of runs and fine-tunings: tables, curves, pages, all read from their files."""

@@ -25,7 +25,7 @@ GRID = "#d8dee4"
 STYLES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
 """The lines of the metrics in one pair of axes."""
 MOST_INSIDE = 4
-"""Most entries of a legend that stands among the curves; a longer one stands below them."""
+"""Most entries of a legend among the curves; a longer one is drawn below them."""
 
 PAGE_COLOURS = {colour: f"--curve-{i}" for i, colour in enumerate(COLOURS)}
 PAGE_COLOURS |= {INK: "--muted", GRID: "--line"}

@@ -29,7 +29,7 @@ class Metric(NamedTuple):
     """Whether all evaluations of a run measure it on the same input, so that the last line of a
     continued run also shows its first value."""
     sentence: str = ""
-    """What a report says of its last value on held-out text, with {value} and {network}."""
+    """A report's sentence on its last value on held-out text, with {value} and {network}."""
 
     @property
     def title(self) -> str:
@@ -188,7 +188,7 @@ GLOSSARY: dict[str, Metric] = {
     ),
     "nsp_accuracy": Metric(
         "next sentence's accuracy",
-        "For mlm with examples.next_sentence: share of the rows of which it is told right whether "
+        "For mlm with examples.next_sentence: share of the rows for which it is right whether "
         "the second segment follows the first; chance is 0.5.",
         unit="share",
         network="encoder",
@@ -233,7 +233,7 @@ GLOSSARY: dict[str, Metric] = {
     "contrast_loss": Metric(
         "contrast loss",
         "For cocolm: cross-entropy of finding a row's crop among the crops and corrupted rows of a "
-        "step. Of n rows guessing costs log(2n - 1), and the least is log(1 + 2(n - 1) exp(-2)).",
+        "step. With n rows guessing costs log(2n - 1), and the least is log(1 + 2(n - 1) exp(-2)).",
         network="discriminator",
     ),
     "contrast_accuracy": Metric(

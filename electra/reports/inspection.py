@@ -1,4 +1,4 @@
-"""What a tokenizer does with a text, and what lies in a shards folder."""
+"""What a tokenizer does with a text, and the contents of a shards folder."""
 
 import unicodedata
 from collections import Counter, defaultdict
@@ -31,7 +31,7 @@ MAX_SAMPLE_CHARS = 200
 SHOWN_CHARS, SHOWN_TOKENS = 24, 12
 COUNTED = ("shards", "tokens", "documents", "lines")
 Sections = dict[str, Table | list[str]]
-"""What is printed under each headline; the first has none."""
+"""The fields under each headline; the first has none."""
 SAMPLED_DOCUMENTS, SAMPLED_TOKENS = 2000, 2000
 """Documents of each part whose scripts are counted, at equal distances."""
 
@@ -58,7 +58,7 @@ def script_of(char: str) -> str:
     known = [fonttools.script_name(code) for code in fonttools.script_extension(letter)]
     if len(known) == 1 and known != [script]:
         return known[0]
-    # Of several scripts, that which the name begins with: KATAKANA-HIRAGANA, ARABIC FATHATAN.
+    # Among several scripts, that which the name begins with: KATAKANA-HIRAGANA, ARABIC FATHATAN.
     first = unicodedata.name(letter, SIGNS).split()[0].split("-")[0].capitalize()
     return first if first in known else SIGNS
 
@@ -113,7 +113,7 @@ class Share:
 
 @dataclass
 class TextReport:
-    """What a tokenizer does with a text. Words are what stands between white space."""
+    """What a tokenizer does with a text. Words are separated by white space."""
 
     total: Share = field(default_factory=Share)
     scripts: dict[str, Share] = field(default_factory=dict)
@@ -139,7 +139,7 @@ class TextReport:
 def report_text(tokenizer: Tokenizer, lines: Iterable[str]) -> TextReport:
     """Return what a tokenizer does with the first SAMPLE_CHARS of a text; refuse one without words.
 
-    Each word is encoded as it is in running text, after a space.
+    Each word is encoded as in running text, after a space.
     """
     counts: Counter[str] = Counter()
     report = TextReport()
@@ -224,7 +224,7 @@ def describe_text(tokenizer: Tokenizer, report: TextReport) -> Sections:
 
 
 def report_shards(shards: Shards, progress: Tell = silent) -> dict[str, Any]:
-    """Return what lies in a shards folder whose files were verified.
+    """Return the contents of a shards folder whose files were verified.
 
     Returns:
         "parts": for train and heldout the numbers of tokens, lines, documents and shards, the

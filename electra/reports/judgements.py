@@ -1,4 +1,4 @@
-"""What a fine-tuned classifier says of its dev set: which labels it takes for which, how sure.
+"""Answers of a fine-tuned classifier to its dev set: labels that it confuses, how sure it is.
 
 Sizes: N texts, C labels.
 """
@@ -30,7 +30,7 @@ class Judgements(NamedTuple):
     """The answers of one seed to the dev set."""
 
     name: str
-    """Of the folder."""
+    """That of the folder."""
     seed: str
     labels: tuple[str, ...]
     gold_NC: np.ndarray

@@ -75,7 +75,7 @@ def _read_templates() -> Environment:
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    pages.globals["glossary"] = GLOSSARY  # table.html reads it, too
+    pages.globals["glossary"] = GLOSSARY  # table.html also reads it
     return pages
 
 
@@ -85,7 +85,7 @@ def render_page(template: str, **values: Any) -> str:
 
 
 def write_report(folders: Sequence[Path], out: Path) -> str:
-    """Write a page about what lies in folders, or tables alone as .md; return the next command."""
+    """Write a page about folders, or their tables alone as .md; return the next command."""
     found = read_folders(folders)
     make_folder(out.parent)
     if out.suffix.lower() == ".md":
@@ -113,7 +113,7 @@ def write_report(folders: Sequence[Path], out: Path) -> str:
 
 
 def _find_next(folders: Sequence[Path], runs: Sequence[Path]) -> str:
-    """Return the command that goes on with the first run, fine-tuning or model."""
+    """Return the command that continues with the first run, fine-tuning or model."""
     saved = next((run for run in runs if any((run / "checkpoints").glob("step-*"))), None)
     if saved:
         return command("export", saved, "--out", "exported")
@@ -218,7 +218,7 @@ def _describe_run(run: Run) -> str:
     ]
     if found:
         return f"{cost}. On held-out text, {', and '.join(found)}."
-    return f"{cost}. What the network has learnt was not measured on held-out text."
+    return f"{cost}. The network was not measured on held-out text."
 
 
 def _describe_gap(run: Run) -> str:

@@ -101,7 +101,7 @@ class Finetuning:
     after: str = ""
     """The task that the pre-trained weights were fine-tuned on before; empty: none."""
     guess: str = "constant answer"
-    """What a model has to beat."""
+    """The score that a model has to beat."""
 
     @property
     def label(self) -> str:
@@ -145,7 +145,7 @@ class Model(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What lies in some folders, of each kind in their order."""
+    """The contents of some folders, by kind and in their order."""
 
     runs: list[Run]
     finetunings: list[Finetuning]

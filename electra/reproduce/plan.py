@@ -1,4 +1,4 @@
-"""What a suite will do: the runs of every row, seed and fraction, with steps for the budget.
+"""The plan of a suite: the runs of every row, seed and fraction, with steps for the budget.
 
 What is finished of it is what lies on disk: runs with results.json, and their fine-tunings.
 """
@@ -42,7 +42,7 @@ from electra.training.machine import choose_device, prepare_machine
 PROBE_SECONDS, ESTIMATE_SECONDS = 10.0, 2.0
 """Length of a timing on which the number of steps depends, and of one that is only shown."""
 MOST_ROUNDS = 20
-"""Of a search that could go back and forth between two neighbouring numbers of steps."""
+"""Most rounds of a search that could alternate between two neighbouring numbers of steps."""
 SAMPLE = 200
 """Training examples of a task whose lengths are measured."""
 SECONDS_BETWEEN_SHARES = 1.0
@@ -515,7 +515,7 @@ def count_finetunings(
 def find_work(setup: Setup, run: PlannedRun, finetunings: Finetunings) -> Work:
     """Return the true FLOPs that are left of a run, from the files that it writes.
 
-    Of a run that shares a part with another, only its own part counts.
+    If a run shares a part with another, only its own part counts.
     """
     pretraining = 0.0
     if not setup.is_pretrained(run) and not run.twin:

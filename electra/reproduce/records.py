@@ -1,4 +1,4 @@
-"""What a suite has found: the record of each finished run, and comparisons over seeds."""
+"""Findings of a suite: the record of each finished run, and comparisons over seeds."""
 
 import dataclasses
 import math
@@ -24,7 +24,7 @@ from electra.shapes import require_fields
 from electra.training.config import PretrainConfig
 
 LEAST_SEEDS = 3
-"""Below, no row is called higher or lower: the interval rests on a spread that is not known."""
+"""Below, no row is called higher or lower: the interval depends on a spread that is not known."""
 TOO_FEW = "too few seeds"
 POINTS = 100
 """Points of a score: the paper prints shares as per cent."""
@@ -35,7 +35,7 @@ Record = dict[str, Any]
 class RunRecord(TypedDict):
     """A run in results.json of a suite: what it cost, its scores, and where it was made.
 
-    What is by task has an entry for each task of the suite.
+    Fields by task have an entry for each task of the suite.
     """
 
     run: str
@@ -77,9 +77,9 @@ class SuiteResults(TypedDict):
 
     suite: dict[str, Any]
     records: list[RunRecord]
-    """Of the runs that its tables show."""
+    """Names of the runs that its tables show."""
     others: list[RunRecord]
-    """Of seeds, rows and tasks that the last command left out."""
+    """Seeds, rows and tasks that the last command left out."""
 
 
 def find_known(
@@ -182,7 +182,7 @@ def _read_record(setup: Setup, run: PlannedRun) -> Record:
         "heldout": results["heldout"],
         "scores": {task: found["median"] for task, found in finetunings.items()},
         "metrics": {task: found["metric"] for task, found in finetunings.items()},
-        # Of a suite with a grid.
+        # For a suite with a grid.
         "chosen": {task: found["best"] for task, found in finetunings.items() if "best" in found},
         "collapsed": [task for task, found in finetunings.items() if found["num_degenerate"]],
         "branched_from": manifest.get("branched_from"),
@@ -226,7 +226,7 @@ def _config(record: Record) -> PretrainConfig:
 
 CONFIDENCE = 0.95
 POOLING_LEVEL = 0.25
-"""Of the F test that finds a row noisier than the rest. A stricter one overlooks it at three seeds:
+"""Level of the F test for a row noisier than the rest. A stricter one overlooks it at three seeds:
 too many intervals of noisy rows without a gain then exclude 0."""
 
 
@@ -238,7 +238,7 @@ class Interval(NamedTuple):
 
     @property
     def excludes_zero(self) -> bool:
-        """Return whether the whole interval lies on one side of 0."""
+        """Return whether the whole interval is on one side of 0."""
         return self.half_width is not None and abs(self.mean) > self.half_width
 
     def __str__(self) -> str:

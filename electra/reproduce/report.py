@@ -34,10 +34,10 @@ VERDICTS = {
     "as in the paper": "Holds here",
     "against the paper": "Does not hold here",
     "not separable": "Cannot be told at this budget",
-    "higher": "Differs here, and the paper tells no order",
-    "lower": "Differs here, and the paper tells no order",
+    "higher": "Differs here, and the paper states no order",
+    "lower": "Differs here, and the paper states no order",
 }
-"""What is said of the cells with a verdict, in this order."""
+"""Sentences on the cells with a verdict, in this order."""
 LEGEND_COLUMNS = 3
 SHIFT = 0.01
 """Distance of two lines' points at one place, as a share of the axis, so that both are visible."""
@@ -305,7 +305,7 @@ def _draw_lines(figure: Figure, suite: Suite, cells: Sequence[Cell]) -> None:
     panel.set_xlabel(suite.x or "true FLOPs")
     panel.set_ylabel("score, points")
     if len(lines) > 1 or suite.rows[0].line:
-        # Outside, where it lies on no line.
+        # Outside, where it covers no line.
         figure.legend(loc="outside upper center", ncols=LEGEND_COLUMNS, handlelength=4)
 
 

@@ -1,6 +1,6 @@
 """Carrying out a suite: pre-training, fine-tuning, one process for each device; resumable anywhere.
 
-A command that was interrupted goes on after the last checkpoint and the last finished fine-tuning.
+An interrupted command continues after the last checkpoint and the last finished fine-tuning.
 """
 
 import multiprocessing
@@ -62,7 +62,7 @@ SECONDS_BETWEEN_LOOKS = 1.0
 LOOKS_BETWEEN_READS = 10
 """Looks at the processes between two at the records that their runs write."""
 RETRIES = 2
-"""Of a row and seed whose process on a Ray cluster was killed; it goes on at its checkpoint."""
+"""New starts of a row and seed whose process on a Ray cluster was killed, at its checkpoint."""
 Engine = Literal["local", "ray"]
 Show = Callable[[float, float, str], None]
 
@@ -93,12 +93,12 @@ def find_tasks(tasks: Sequence[str], glue: Path | None, data: Sequence[str]) -> 
 
 
 class Session:
-    """What one command does with a suite: compute what is not finished, and write the results.
+    """One command's work on a suite: compute what is not finished, and write the results.
 
     Runs that `earlier` results of other suites have are not computed. So many `jobs` are computed
     at a time; 0: none; None: one for each GPU, or one on a CPU. With the engine ray this holds for
-    each machine of the cluster. Of a `share` (I, N) of the rows and seeds, I of N are computed, by
-    one of several tasks of a queue. `plan` has all runs of the suite or of the share, and `left`
+    each machine of the cluster. With a `share` (I, N) of the rows and seeds, I of N are computed,
+    by one of several tasks of a queue. `plan` has all runs of the suite or of the share, and `left`
     those that are to be computed, by name.
     """
 

@@ -78,7 +78,7 @@ class Suite:
 
     title: str
     paper: str = ""
-    """What the paper found there, in a sentence or two."""
+    """The paper's finding, in a sentence or two."""
     reference: str
     """The row that the others are compared with."""
     rows: tuple[Row, ...]
@@ -87,10 +87,10 @@ class Suite:
     set: tuple[str, ...] = ()
     """Settings of pre-training of all rows, as section.field=value."""
     equal: Literal["flops", "steps", "seconds"] = "flops"
-    """What all rows spend alike: true FLOPs (`electra flops`), optimizer steps, or training seconds
+    """The unit of equal cost: true FLOPs (`electra flops`), optimizer steps, or training seconds
     as a probe of this machine estimates them."""
     budget: float | None = None
-    """What a row spends, in the unit of `equal`; None: what `budget_of` spends in its preset."""
+    """The cost of a row, in the unit of `equal`; None: what `budget_of` spends in its preset."""
     budget_of: str = ""
     """A row; empty: of the rows that are compared with one another, the one that spends the most.
     """
@@ -192,7 +192,7 @@ class Suite:
         )
         require(
             all(0 < fraction <= 1 for fraction in fractions),
-            f"{row.name}: fractions must lie in (0, 1], not {_join(fractions)}",
+            f"{row.name}: fractions must be in (0, 1], not {_join(fractions)}",
         )
         require(
             len(row.paper) in (0, len(fractions)),

@@ -13,8 +13,8 @@ class ServeConfig(Settings):
     threads: Annotated[int, AtLeast(0)] = 0
     """CPU threads that compute; 0: one per available core."""
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
-    """What the answers are computed in. bfloat16 is faster on hardware that multiplies it, and
-    changes an answer by its rounding; auto chooses it there."""
+    """The dtype in which answers are computed. bfloat16 is faster on hardware that multiplies it,
+    and changes an answer by its rounding; auto chooses it there."""
     batch_items: Annotated[int, AtLeast(1)] = 64
     """Texts or records that are computed together at most; 1: one at a time. Does not change the
     answers beyond rounding."""

@@ -14,7 +14,7 @@ MAX_HEAD_BYTES = 1 << 16
 """Request line and headers; also what may arrive between two parts of a body, such as trailers."""
 LONG_HEAD = f"headers of more than {MAX_HEAD_BYTES} bytes"
 ADMITTED = "is_admitted"
-"""What the gate says in a request's `state`: whether the request counts as one in progress."""
+"""The gate's note in a request's `state`: whether the request counts as one in progress."""
 MAX_IDLE = 256
 """Connections without an admitted request; one more ends the one that has waited longest."""
 ROOM_SECONDS = 5.0

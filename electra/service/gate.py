@@ -1,4 +1,4 @@
-"""What stands before the service's routes: who may ask, how much, and what is counted."""
+"""The checks before the service's routes: who may ask, how much, and what is counted."""
 
 import asyncio
 import hmac
@@ -25,7 +25,7 @@ DOCS = ("/docs", "/openapi.json", "/static-offline-docs/")
 """Beginnings of others: a browser opens them, and cannot send one."""
 HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
 CLIENT_GONE = 499
-"""What nginx counts where nobody waits for an answer any more."""
+"""nginx's status of a request whose client is gone."""
 VERB = re.compile(r"/models/([^/]+)/(detect|fill|predict|picture|embed|curves)")
 
 

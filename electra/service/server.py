@@ -72,7 +72,7 @@ class Server:
 
     @property
     def is_computing(self) -> bool:
-        """Whether a batch goes on that nobody waits for: its thread ends with the process alone."""
+        """Whether a batch continues that nobody waits for: its thread ends with the process."""
         return self.service.queue.is_alive
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:

@@ -40,7 +40,7 @@ from electra.text.characters import replace_surrogates
 from electra.version import __version__
 
 LOOK_SECONDS = 2.0
-"""Time between two looks at a run that goes on, for a new checkpoint."""
+"""Time between two looks for a new checkpoint of a run that continues."""
 BATCH_SECONDS = 0.5
 """Time for the batch in progress when all requests have been answered or given up."""
 DESCRIPTION = """Encoders pre-trained by replaced token detection, and models fine-tuned from them.
@@ -107,7 +107,7 @@ class Service:
 
     async def _keep(self) -> None:
         """Replace each model when asked to; requests in progress keep the one they began with."""
-        # A folder that cannot be read leaves its model as it is.
+        # If a folder cannot be read, its model is not changed.
         while await self._is_outdated.wait():
             self._is_outdated.clear()
             for name, model in self.models.items():
@@ -429,7 +429,7 @@ async def picture(
 
 @routes.get("/models/{model}/curves", tags=["models"])
 async def curves(service: Served, model: str, after: Annotated[int, Query(ge=-1)] = -1) -> Curves:
-    """The records of a run's metrics beyond a step; the run may still go on."""
+    """The records of a run's metrics beyond a step; the run may still continue."""
     found = service.find(model, None)
     if not isinstance(found, PretrainedModel) or not found.is_run:
         raise HTTPException(404, f"{model!r} is not a run, which alone has curves")

@@ -78,16 +78,16 @@ class Keeper:
         """Those that are compared with their sha256, or under way."""
         self.loading: set[str] = set()
         self.needed: dict[str, None] = {}
-        """What is read now."""
+        """Files that are read now."""
         self.used = 0
         self.coming: list[Use] = []
         self.following: Iterator[Use] = iter(())
         self.next_use: dict[str, int] = {}
         """Place in `coming` of the next use of each file."""
         self.missing: deque[str] = deque()
-        """What is to be copied, in this order."""
+        """Files to copy, in this order."""
         self.farthest: list[str] = []
-        """What is kept, in the order of the next use."""
+        """Files that are kept, in the order of the next use."""
 
     def keep(self, name: str, size: int, *, is_right: bool) -> None:
         """Take up that there is a file from before."""

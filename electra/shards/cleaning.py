@@ -1,7 +1,7 @@
-"""What a preparation can drop: documents by length, repetition and language, and duplicates.
+"""Filters of a preparation: documents by length, repetition and language, and duplicates.
 
 Nothing is dropped unless a setting asks for it. Filters judge a document by itself, in its piece.
-Duplicates are found among all documents, when all pieces are done. Of equal or nearly equal
+Duplicates are found among all documents, when all pieces are done. Among equal or nearly equal
 documents the first one of the corpus is kept.
 
 Near duplicates: the sets of five consecutive tokens of two documents have a Jaccard similarity of
@@ -29,7 +29,7 @@ from electra.tokenizing.words import TokenBatch
 REPEATED_TOKENS = 10
 """Length of a run of tokens that counts as repeated. Shorter runs are common in natural text."""
 LANGUAGE_CHARS = 2000
-"""Characters at the beginning of a document by which its language is told."""
+"""Characters at the beginning of a document by which its language is detected."""
 FACTOR = np.uint64(0x9E3779B97F4A7C15)
 HASHES_AT_ONCE = 1 << 24
 

@@ -29,7 +29,7 @@ RAY_PIECES = 16
 """Most pieces in one call of Ray: ranges of one compressed file are best read in turn."""
 
 ENCODERS: dict[str, Encoder] = {}
-"""Of a process of the cluster, by the digest of the tokenizer."""
+"""Encoders of a process of the cluster, by the digest of the tokenizer."""
 
 
 def run_on_ray(

@@ -44,7 +44,7 @@ ROWS_OF_SHARD = 128
 """Rows that a block has of each shard, on average, or more. Fewer take longer: a shard is looked at
 for its rows of the block at once."""
 BLOCK_TOKENS = 1 << 29
-"""Most tokens of such a block, however many shards there are: it lies in each process's memory."""
+"""Most tokens of such a block, however many shards there are: each process has it in memory."""
 PARTNERS = 1 << 61
 """Added to the number of a shard, for the key of what its rows exchange."""
 
@@ -74,7 +74,7 @@ class Examples:
         self.on_read: Callable[[int, Sequence[int]], None] = lambda step, shards: None
         """Called with the step whose rows are read (-1: none), and the numbers of their shards."""
         self.watched: Sequence[int] = ()
-        """Groups whose shards `on_read` is told as well, for other processes of the machine."""
+        """Groups whose shards `on_read` also gets, for other processes of the machine."""
         self.open: dict[tuple[int, ...], Rows | None] = {}
         """The rows of shards that the last block was read from."""
         self.order = self._order(mixture)

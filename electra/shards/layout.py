@@ -78,7 +78,7 @@ class Parts(TypedDict):
 
 
 class TextEntry(TypedDict):
-    """What was read; the counts that are shown."""
+    """Counts of what was read, which are shown."""
 
     files: Count
     files_of_lines: Count

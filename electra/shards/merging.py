@@ -4,7 +4,7 @@ The folders of the pieces are only read, so that the step can be done again afte
 shards of the pieces become shards of the train part as they are. Written anew are those of which
 documents are dropped, and the held-out part.
 
-Of pieces at a URL, hashes and signatures of documents are copied here, and each shard that is
+For pieces at a URL, hashes and signatures of documents are copied here, and each shard that is
 written anew for as long as it is read. The held-out part is on this disk until it is whole.
 """
 
@@ -426,7 +426,7 @@ def _write_dropped(
         for piece, place, (hashes, kinds) in zip(pieces, places, found, strict=True):
             with (place / "dropped").open(encoding="utf-8") as filtered:
                 shutil.copyfileobj(filtered, file)
-            # Of the texts that are read again, those without a hash here were dropped by a filter.
+            # Texts that are read again and have no hash here were dropped by a filter.
             texts = read_texts(piece, TextCounts(), names) if kinds.any() else iter(())
             number = 0
             for text in texts:

@@ -21,12 +21,12 @@ MIXED_ROWS = 1 << 16
 
 
 class Share(NamedTuple):
-    """Rows of some places that lie in the same shards."""
+    """Rows of some places in the same shards."""
 
     shards: tuple[int, ...]
     """Their numbers; empty: all."""
     places: np.ndarray
-    """Where the rows stand among those that were asked for (R,)."""
+    """The rows' places among those that were asked for (R,)."""
     rows: np.ndarray
     """Their numbers among the rows of these shards, one shard after the other (R,)."""
 
@@ -128,7 +128,7 @@ def _share_rows(mixture: Sequence[Corpus], sizes: np.ndarray) -> np.ndarray:
 def permute(places: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
     """Return the images of these places under a pseudo-random permutation of range(size).
 
-    The permutation is a Feistel network over the next power of four, repeated until the result lies
+    The permutation is a Feistel network over the next power of four, repeated until the result is
     in range(size). So each image is computed without the others.
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)

@@ -1,8 +1,8 @@
 """Pieces of a preparation: parts of the text, each of which gives shards by itself.
 
 The list of pieces follows from the names and sizes of the files and from the settings. When files
-are added at its end, all pieces but the last stay the same. What a piece gives is a function of its
-text alone, so any process on any machine can prepare it, twice or at the same time as another one.
+are added at its end, all pieces but the last stay the same. The output of a piece is a function of
+its text, so any process on any machine can prepare it, twice or at the same time as another one.
 Both engines, processes of this machine and a Ray cluster, prepare the pieces that are missing, and
 begin a piece again if its process is killed.
 
@@ -100,7 +100,7 @@ class FileRange:
     start: int = 0
     stop: int | None = None
     border: RangeBorder | None = None
-    """Of a range: where it is cut."""
+    """Where a range is cut."""
 
     @property
     def is_whole(self) -> bool:
@@ -233,7 +233,7 @@ def prepare_piece(
     make_folder(incomplete)
     try:
         record = _write_piece(piece, encoder, incomplete)
-        if read_piece(folder, piece) is None:  # else another process has just done it, too
+        if read_piece(folder, piece) is None:  # else another process has also just done it
             shutil.rmtree(place, ignore_errors=True)  # of another text or settings, or damaged
         try:
             put(incomplete, place)

@@ -5,7 +5,7 @@
                   each job of a queue: each piece writes a folder of its own
     merge_pieces  duplicates, the held-out part and the manifest (merging.py)
 
-Everything lies in `<out>.incomplete` until the last step. At a URL the pieces are where they stay,
+Everything is in `<out>.incomplete` until the last step. At a URL the pieces are where they stay,
 each finished by its record, and the manifest comes last; both are written once. A preparation that
 was interrupted continues with the same command: finished pieces whose hashes are right are not done
 again. The shards are the same bytes for every way, number of processes and interruption.
@@ -91,7 +91,7 @@ def prepare(
     """Write the shards folder `out` and return its manifest.
 
     After an error or an interrupt, `<out>.incomplete` holds the finished pieces, and the same call
-    goes on. If none is finished, nothing is left.
+    continues. If none is finished, nothing is left.
 
     Args:
         paths: Files, folders and patterns, as for `find_sources`.
@@ -115,7 +115,7 @@ def prepare(
             _run(pieces, tokenizer, folder, out, config, engine, progress)
             try:
                 _merge(folder, out, pieces, tokenizer, config, sources)
-            except TooLittleText:  # nothing to go on with
+            except TooLittleText:  # nothing to continue with
                 shutil.rmtree(folder / PIECES)
                 raise
         return _complete(folder, out)

@@ -1,6 +1,6 @@
 """Token shards: the artefact between `prepare` and `pretrain`, independent of the sequence length.
 
-layout.py says what a shards folder holds. The folder may lie at a URL: each of its files is copied
+layout.py says what a shards folder holds. The folder may be at a URL: each of its files is copied
 to this machine's disk when it is first used (`fetch` in objects.py), and compared with its sha256.
 """
 
@@ -63,7 +63,7 @@ class Shard:
     sha256: dict[str, str]
     """By column."""
     dtype: str
-    """Of the tokens."""
+    """The dtype of the tokens."""
     num_bytes: dict[str, int] = field(default_factory=dict)
     """By column."""
     cache: Path | None = None
@@ -85,7 +85,7 @@ class Shard:
         return self.read("documents")
 
     def read(self, column: str) -> np.ndarray:
-        """Return a column, whose file is fetched before if it lies at a URL."""
+        """Return a column, whose file is fetched before if it is at a URL."""
         path = self.path.with_name(f"{self.path.name}.{column}")
         if self.cache:
             path = _wait_for(self.cache, self.sha256[column])
@@ -134,7 +134,7 @@ def open_shards(folder: str | Path, *, verify: bool | Literal["anew"] = True) ->
     Args:
         folder: The shards folder, or the .toml file of a mixture. At a URL, files are fetched and
             compared when they are first used.
-        verify: Whether to read every shard on disk and compare its sha256. Of several processes
+        verify: Whether to read every shard on disk and compare its sha256. Among several processes
             that open one folder, the first verifies for all. "anew": whatever is remembered.
 
     Raises:
@@ -206,7 +206,7 @@ def _list_files(
 
 
 def fetch_shards(several: Iterable[Shards], progress: Callable[[int, int], None]) -> None:
-    """Copy all shard files that lie at URLs to this machine's disk, several at a time.
+    """Copy all shard files that are at URLs to this machine's disk, several at a time.
 
     Without this each file is copied when it is first used, one after the other.
     """
@@ -345,5 +345,5 @@ def _read_tables(path: Path) -> list[dict[str, Any]]:
             f"{path}: {value} of {table['shards']} must be a number above 0, not {number!r}",
         )
     names = {table["shards"] for table in tables}
-    require(len(names) == len(tables), f"{path}: a corpus stands twice; use weight or repeats")
+    require(len(names) == len(tables), f"{path}: a corpus is named twice; use weight or repeats")
     return tables

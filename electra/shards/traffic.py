@@ -1,4 +1,4 @@
-"""What reading shards from a store takes: bytes and requests, by the choices of the cache."""
+"""The cost of reading shards from a store: bytes and requests, by the choices of the cache."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from electra.shards.store import Shards
 
 
 class Traffic(NamedTuple):
-    """What one machine copies; with `examples.groups` each machine has one group."""
+    """The traffic of one machine; with `examples.groups` each machine has one group."""
 
     machines: int
     corpus: int

@@ -65,7 +65,7 @@ class OwnTaskConfig(Settings):
     """Headline metric. Unset: the first metric of the kind in OWN_METRICS. All metrics of the kind
     are reported. f1: with two labels, that of the last one (numbers by value, names by the
     alphabet); otherwise the macro average, as macro_f1 always. micro_f1: over all labels together.
-    Of several numbers each metric is the mean over them."""
+    For several numbers each metric is the mean over them."""
 
     section = "own."
     needs = (
@@ -133,7 +133,7 @@ class RetrievalConfig(Settings):
     """Table of passages with the columns id and text; a relative path is in the data folder. The
     queries of dev are then searched in all of its passages. Unset: in those of dev's rows."""
     temperature: Annotated[float, Within("(0, inf)")] = 0.05
-    """What cosines are divided by in the loss."""
+    """Divisor of the cosines in the loss."""
     both_directions: bool = True
     """Whether the loss also asks for the query of each passage, among those of the batch."""
     cached_rows: Annotated[int, AtLeast(0)] = 0
@@ -211,7 +211,7 @@ class FinetuneConfig(Settings):
     tagging, 128 for all other tasks, and at most the row length of the pre-training."""
     max_windows: Annotated[int, AtLeast(1)] = 1
     """Rows that a single text with labels or numbers may have: windows of which a quarter overlaps.
-    What is longer is truncated. The loss is that of the mean of the windows' logits; dev chooses
+    Longer texts are truncated. The loss is that of the mean of the windows' logits; dev chooses
     whether their mean, their maximum or the first window answers. Time and memory grow with it."""
     dropout_prob: Annotated[float, Within("[0, 1)")] = 0.1
     """Dropout probability in the encoder and before the classifier. Replaces the pre-training's."""
@@ -223,7 +223,7 @@ class FinetuneConfig(Settings):
     Use segments for a small or briefly trained encoder: no pre-training loss trains the hidden
     state of [CLS] directly, and few examples do not teach attention to compare two texts."""
     bilstm: bool = False
-    """Whether a BiLSTM with new weights stands between encoder and head; its two directions are
+    """Whether a BiLSTM with new weights is between encoder and head; its two directions are
     together as wide as the hidden states. Source: BERT's ablation "LTR & No NSP + BiLSTM" (Devlin
     et al. 2019, table 5)."""
     reseeds: Annotated[int, AtLeast(0)] = 2

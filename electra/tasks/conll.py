@@ -234,7 +234,7 @@ def _check_columns(place: str, num_columns: int, word_column: int, tag_column: i
     columns = (("word_column", word_column, 1), ("tag_column", tag_column or 0, 0))
     for name, column, least in columns:
         if not least <= column <= num_columns:
-            raise UserError(f"{place}: {name} must lie in {least} to {num_columns}, not {column}")
+            raise UserError(f"{place}: {name} must be {least} to {num_columns}, not {column}")
     require(
         tag_column is None or (tag_column or num_columns) != word_column,
         f"{place}: word_column and tag_column must differ; both are column {word_column} of "

@@ -1,4 +1,4 @@
-"""What a family of tasks answers for, and a labelled data set."""
+"""The interface of a family of tasks, and a labelled data set."""
 
 import dataclasses
 import hashlib
@@ -223,8 +223,8 @@ class Family(ABC):
     def score_answers(self, folder: Path, split: str, examples: Sequence[Any]) -> dict[str, float]:
         """Return the scores of a split by the answers that `write_predictions` has kept.
 
-        Empty if these do not tell. `examples` are those of the split, or none if its files are not
-        at hand; right answers that the folder keeps and that differ from theirs are refused.
+        Empty if these do not show it. `examples` are those of the split, or none if its files are
+        not at hand; right answers that the folder keeps and that differ from theirs are refused.
         """
         return {}
 
@@ -270,11 +270,11 @@ class Task:
     files: tuple[Path, ...] = ()
     """The files that were read, for manifests."""
     columns: Columns = field(default_factory=Columns)
-    """What was read of the files."""
+    """The columns of the files that were read."""
     swaps_pairs: bool = False
     """Whether to train on every pair of texts also in reverse order."""
     notes: tuple[str, ...] = ()
-    """What a user must know of how the files were read, a sentence each."""
+    """Notes for the user on how the files were read, a sentence each."""
 
     def __post_init__(self) -> None:
         """Refuse a split of which a part only has labels, since it can be scored no way."""

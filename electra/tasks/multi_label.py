@@ -66,8 +66,8 @@ class MultiLabel(Texts):
         """Set the bias to the log-odds of each label in train.
 
         From 0, the many rare labels would all push the states of all texts one way, and a small
-        encoder loses what tells texts apart. Source: Lin et al. 2017, "Focal Loss for Dense Object
-        Detection" (section 4.1).
+        encoder loses what distinguishes texts. Source: Lin et al. 2017, "Focal Loss for Dense
+        Object Detection" (section 4.1).
         """
         log_odds = _find_shares(train).logit(eps=0.5 / len(train))
         head.get_parameter("dense.bias").copy_(log_odds)
@@ -205,7 +205,7 @@ def _find_shares(train: Rows) -> Tensor:
 def choose_thresholds(gold_NC: np.ndarray, probs_NC: np.ndarray, metric: str) -> tuple[float, ...]:
     """Return a threshold of the probabilities of each label, which together have the best score.
 
-    A threshold lies halfway between two probabilities, above all or below all of a label's. Without
+    A threshold is halfway between two probabilities, above all or below all of a label's. Without
     probabilities, those of a model that diverged, it is USUAL_THRESHOLD.
 
     Args:

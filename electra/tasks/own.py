@@ -28,7 +28,7 @@ PAIRS = (
 )
 """Columns that are the two texts of a pair, where a table has both: GLUE's and others of hubs."""
 SEPARATORS_OF_LABELS = ",;|"
-"""What may stand between several labels in one cell."""
+"""Separators of several labels in one cell."""
 
 
 Splits = Mapping[str, Sequence[Records]]

@@ -21,10 +21,10 @@ KINDS = {str: "text", int: "a whole number", bool: "true or false", list: "a lis
 SPLITS = {"train": "train", "dev": "dev|validation|valid|val|testa", "test": "test|testb"}
 """Names of a split's files, without format and compression, as regular expressions."""
 PART = re.compile("-([0-9]+)-of-([0-9]+)(-[0-9a-f]+)?")
-"""What names a part of a file: train-00000-of-00002.parquet, with a hash on older hubs."""
+"""End of a part's name: train-00000-of-00002.parquet, with a hash on older hubs."""
 PLAIN = ".txt"
 UNKNOWN = {"", "-1", "-1.0", "-100", "?", "_", "-", "na", "n/a", "nan", "<na>", "none", "null"}
-"""What stands in the place of a label that is not known, in lower case."""
+"""Marks of a label that is not known, in lower case."""
 
 
 class Columns(NamedTuple):
@@ -39,7 +39,7 @@ class Record:
     """The fields of one object of a user's, such as one that a fine-tuned model is asked."""
 
     place: str
-    """What messages name it."""
+    """Its name in messages."""
     fields: Mapping[str, Any]
     number: int = 0
     """Its position among the records of a request, from 1."""
@@ -123,20 +123,20 @@ class Records:
 
 
 class Asked(NamedTuple):
-    """What a converter is told of the file that it reads."""
+    """The facts that a converter has about the file that it reads."""
 
     columns: Columns = Columns()
     """Those of training."""
     named: Sequence[str] = ()
     """Columns that a user names in place of those inputs."""
     separator: str = ""
-    """What separates the columns of a .csv or .tsv; if empty, its first line tells."""
+    """Separator of the columns of a .csv or .tsv; if empty, its first line decides."""
     labels: Collection[str] = ()
     """Labels that training has."""
 
 
 Converter = Callable[[Path, Asked], Records]
-"""What reads the inputs of a file that a fine-tuned model is to answer."""
+"""Reads the inputs of a file that a fine-tuned model is to answer."""
 
 
 def read_rows(path: Path, asked: Asked) -> Records:
@@ -161,12 +161,12 @@ def list_records(path: Path, columns: Columns, rows: list[dict[str, Any]]) -> Re
 
 
 class Inputs(NamedTuple):
-    """What a file has for a fine-tuned model to answer, in its order."""
+    """The inputs in a file for a fine-tuned model to answer, in its order."""
 
     records: list[dict[str, Any]]
     """As `Family.parse` takes them."""
     rows: Sequence[Mapping[str, Any]]
-    """What the file has of each: all columns of a table, else the record."""
+    """Each in the file: all columns of a table, else the record."""
 
 
 def number_records(values: Iterable[Any]) -> list[Record]:

@@ -37,7 +37,7 @@ READERS: dict[str, Callable[[str, Path, FinetuneConfig], Task]] = {
     RETRIEVAL: read_retrieval_task,
     OWN: read_own_task,
 }
-"""What reads the files of each task, from its name, the folder and the settings."""
+"""Readers of the files of each task, from its name, the folder and the settings."""
 TASKS = tuple(READERS)
 TASK_FILE = ".toml"
 FAMILIES: dict[str, type[Family]] = {
@@ -51,7 +51,7 @@ FAMILIES: dict[str, type[Family]] = {
 }
 """Each family by the name in a saved model's facts."""
 CONVERTERS: Mapping[str, Converter] = {"swag": read_swag}
-"""What makes records of the inputs of a task's files, if that is not `Family.convert`."""
+"""Converters of the inputs of a task's files to records, if that is not `Family.convert`."""
 
 
 def read_task(name: str, data: Path, config: FinetuneConfig) -> Task:
@@ -158,7 +158,7 @@ def read_inputs(facts: dict[str, Any], path: Path, columns: Sequence[str] = ()) 
         with open_source(path) as (_, stream):
             first = stream.readline().decode("utf-8", "replace")
         if separator not in first and any(map(first.count, SEPARATORS)):
-            separator = ""  # its first line tells
+            separator = ""  # its first line decides
     trained = Columns(tuple(facts["columns"]), tuple(facts["label_columns"]))
     asked = Asked(trained, tuple(columns), separator, tuple(facts.get("labels", ())))
     records = CONVERTERS.get(facts["task"], family.convert)(path, asked)

@@ -31,7 +31,7 @@ from electra.tasks.texts import Texts
 
 Range = tuple[float, float]
 IDENTITY = {"activation_fn": "torch.nn.modules.linear.Identity", "version": "5.0.0"}
-"""What sentence-transformers' CrossEncoder reads in config.json; without it, a single output goes
+"""Read by sentence-transformers' CrossEncoder in config.json; without it, a single output goes
 through a sigmoid there."""
 
 
@@ -42,7 +42,7 @@ class Regression(Texts):
     learns_from_teachers: ClassVar[bool] = True
 
     names: tuple[str, ...] = ("label",)
-    """What the numbers are called: their columns."""
+    """Names of the numbers: their columns."""
     ranges: tuple[Range, ...] = ((0.0, 1.0),)
     """Least and greatest of each, in train."""
 
@@ -137,7 +137,7 @@ class Regression(Texts):
 
     @property
     def _endings(self) -> list[str]:
-        """What tells the columns of the numbers apart."""
+        """The parts of the names of the numbers' columns that differ."""
         return [f"_{name}" for name in self.names] if len(self.names) > 1 else [""]
 
     def _unscale(self, numbers_NT: Tensor) -> list[list[float]]:

@@ -2,7 +2,7 @@
 
 Query and passage are rows of their own, and the same encoder reads both. An item is a query, a
 passage that answers it and passages that do not. Passages of the batch's other queries are wrong
-answers, too, but not those that are known to be right: equal texts, and other answers to the query.
+also answers, but not those that are known to be right: equal texts, and other answers to the query.
 
 Sizes: N items, C texts of an item, B items of a batch, P passages of a batch, B * (C - 1), H hidden
 size.
@@ -57,7 +57,7 @@ DEPTH = 10
 FOUND = 100
 """Ranks that recall looks at."""
 TERM = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]|\w+")
-"""What BM25 counts: words, and characters of scripts without spaces between words."""
+"""The terms that BM25 counts: words, and characters of scripts without spaces between words."""
 
 
 class Pair(NamedTuple):
@@ -75,7 +75,7 @@ class Retrieval(Family):
     """Queries and passages. The output is "vectors" (N, C, H), of length 1.
 
     The target "texts" (N, C) has a number for each text, equal ones of equal texts; 0: there is
-    none. Of rows to score (`encode_scored`), the first items are the examples, and the texts of the
+    none. The first of the rows to score (`encode_scored`) are the examples, and the texts of the
     others are passages.
     """
 
@@ -193,7 +193,7 @@ class Retrieval(Family):
         return {NUMBER: None}
 
     def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
-        """Write of each pair what tells it, its query's number, the passage's rank, the cosine."""
+        """Write each pair's identity, its query's number, the passage's rank, the cosine."""
         examples = rows.examples
         is_known = self.is_labelled(examples[0])
         gold = [{GOLD: label if is_known else ""} for label in _digest(examples)]
@@ -243,7 +243,7 @@ def _encode(
 
 
 def number_of(text: str) -> int:
-    """Return a number of 63 bits that tells a text from others; 0: it is empty."""
+    """Return a number of 63 bits that identifies a text; 0: it is empty."""
     if not text:
         return 0
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
@@ -251,7 +251,7 @@ def number_of(text: str) -> int:
 
 
 def _digest(examples: Sequence[Pair]) -> list[str]:
-    """Return what tells a pair from others, 12 digits of a hash."""
+    """Return what identifies a pair, 12 digits of a hash."""
     return [f"{number_of(f'{query}{chr(0)}{passage}'):016x}"[4:] for query, passage, *_ in examples]
 
 
@@ -264,7 +264,7 @@ def _number_queries(examples: Sequence[Pair]) -> list[int]:
 def rank(rows: Rows, outputs: Outputs) -> list[int]:
     """Return the rank of each example's passage among all passages, from 1, by the cosine.
 
-    A passage is behind those that are as near as it is; one without a number is the last.
+    A passage is behind those that are equally near; one without a number is the last.
     """
     count, vectors, texts = len(rows.examples), outputs["vectors"], rows.targets["texts"]
     passages = torch.cat([vectors[:, 1:].flatten(0, 1), vectors[count:, 0]])
@@ -329,7 +329,7 @@ def read_corpus(data: Path, settings: RetrievalConfig) -> dict[str, str]:
         for number, (name, text) in enumerate(rows):
             place = table.place(number)
             require(text.strip() != "", f"{place}: 'text' is empty; leave the row out")
-            require(name not in found, f"{place}: a row above has the id {name!r}, too")
+            require(name not in found, f"{place}: a row above also has the id {name!r}")
             found[name] = text
     return found
 

@@ -195,7 +195,7 @@ def pack_row(
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
     """Return the first `max_tokens` ids of each text, or all if it has fewer.
 
-    Of a long text only as much is tokenized as that takes: a part that ends before a border
+    Only as much of a long text is tokenized as that takes: a part that ends before a border
     (`Tokenizer.word_border`) has the ids that the whole text begins with. A part that has too few
     ids is followed by one CHARS_PER_TOKEN times as long.
     """
@@ -253,7 +253,7 @@ def reduce_vocabulary(splits: dict[str, Rows], vocab_size: int) -> tuple[Tensor,
 def cut_pair(size_a: int, size_b: int, room: int) -> tuple[int, int]:
     """Return how many tokens of each text are kept when one is cut off the longer until both fit.
 
-    Of two equally long texts the second is cut. Source: classification_tasks.py
+    If two texts are equally long, the second is cut. Source: classification_tasks.py
     _truncate_seq_pair, which does it a token at a time.
     """
     kept_b = min(size_b, max(room // 2, room - size_a))
@@ -276,7 +276,7 @@ def own_words(
     """Return the number of the window that owns each word of a long text: the best context.
 
     The context of a word in a window is the number of tokens on its shorter side, and
-    `window_weight` for each token of the window. Of equals the first window owns the word.
+    `window_weight` for each token of the window. Among equals the first window owns the word.
     `begins` are the numbers of each word's first token, and of all tokens at the end.
     """
     if len(windows) == 1:

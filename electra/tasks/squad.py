@@ -202,9 +202,9 @@ def find_answers(rows: Rows, outputs: Outputs) -> SpanAnswers:
     """Return the best answers to each question, and the odds that it has none.
 
     A span is at most MAX_ANSWER tokens long and starts where its row owns the text. Its text is cut
-    from the context from its first token's first character to its last token's last. Of a
+    from the context from its first token's first character to its last token's last. With a
     BeamSpanHead the score of a span is the log-probability of start and end, and the null odds are
-    the least `unanswerable` of the question's rows. Of a SpanHead the score is the sum of the two
+    the least `unanswerable` of the question's rows. With a SpanHead the score is the sum of the two
     logits, and the null odds are the least sum at [CLS] of the rows, less the best span's.
 
     Source: qa_metrics.py write_predictions, which puts the text together again from tokens.

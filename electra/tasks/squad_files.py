@@ -46,7 +46,7 @@ def read_questions(path: Path, *, is_labelled: bool) -> Records:
     """Return the questions of a file with an `id`, `question`, `context`, `answers` and `span`.
 
     A record of the file is an article of SQuAD's, a paragraph of MRQA's, or a single question, as
-    `datasets` has them: {"id", "question", "context", "answers": {"text", "answer_start"}}. Of the
+    `datasets` has them: {"id", "question", "context", "answers": {"text", "answer_start"}}. In the
     records here, answers are the texts of right answers, and span is start and end of the first in
     the context, in characters, None without an answer. Unless `is_labelled`, both are None.
     """

@@ -88,7 +88,7 @@ def score_v2(
     (`has_answer_`, `no_answer_`). Also the best scores over all thresholds on these questions:
     `best_f1` at `best_f1_threshold` and `best_exact` at `best_exact_threshold`.
     """
-    # Of a model that diverged they are NaN, which is no threshold, and no JSON.
+    # For a model that diverged they are NaN, which is no threshold, and no JSON.
     null_odds = [0.0 if math.isnan(odds) else odds for odds in null_odds]
     said = [
         "" if odds > threshold else text for text, odds in zip(predictions, null_odds, strict=True)

@@ -221,7 +221,7 @@ def _tag_all(family: "Tagging", parts: Iterable[Records]) -> Iterator[TaggedSent
 
 
 def _check_tags(records: Records, train: Sequence[str], has_entities: bool) -> list[str]:
-    """Refuse tags that are none, and train has none of, unless they are rare: then tell them."""
+    """Refuse tags that are none, and that train lacks, unless they are rare: then report them."""
     path, types = records.table.path, {type_of(tag) for tag in train if tag != "O"}
     lines: dict[str, int] = {}
     counts = Counter(tags_of(records))

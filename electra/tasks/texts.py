@@ -27,7 +27,7 @@ from electra.tokenizing.tokenizer import Tokenizer
 Join = Literal["mean", "max", "first"]
 JOINS: tuple[Join, ...] = ("mean", "max", "first")
 """How the logits of a text's windows become one: of each output the mean or the greatest, or those
-of the first window. Of equal scores on dev the first way in this order is taken."""
+of the first window. Among equal scores on dev the first way in this order is taken."""
 
 
 class Example(NamedTuple):

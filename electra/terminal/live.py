@@ -34,9 +34,9 @@ COLUMNS = (
 )
 BEFORE = {
     "compiling": "The first steps compile the networks, which takes a minute or two.",
-    "counting": "Counting which tokens stand together, for the first embeddings.",
+    "counting": "Counting which tokens occur together, for the first embeddings.",
 }
-"""What is told of work before the first record, by its part."""
+"""Notes on work before the first record, by its part."""
 
 
 class _Screen:
@@ -184,7 +184,7 @@ class Display:
         table.add_column(Text("held-out", style="dim"), justify="right", min_width=8)
         parts = self._last["train"], self._last["heldout"]
         for name, metric in sorted(GLOSSARY.items(), key=lambda item: item[1].network == "text"):
-            # Old and new text are told apart in the held-out part of some runs only.
+            # Only some runs distinguish old and new text in the held-out part.
             is_shown = any(name in part for part in parts) or metric.column
             if metric.network not in networks or not is_shown:
                 continue
@@ -236,9 +236,9 @@ SHORT: dict[str, Callable[[Any], str]] = {
     "learning_rate": lambda rate: f"{rate:.1e}".replace("e-0", "e-"),
     "grad_norm": lambda norm: f"{norm:.2f}"[:4].rstrip("."),
 }
-"""What a value looks like in a log line if that is not the metric's usual format."""
+"""How a value looks in a log line if that is not the metric's usual format."""
 ALSO = {"mlm_loss": "lm_loss", "mlm_accuracy": "lm_accuracy"}
-"""What stands in a column of a log line if its own metric is not measured."""
+"""The metric that a column of a log line shows if its own is not measured."""
 
 
 def _cell(name: str, record: Mapping[str, Any]) -> str:
@@ -312,7 +312,7 @@ class Progress:
         self._screen.print_line(f"{facts[0]}{share}  {' | '.join(facts[1:])}")
 
     def _amount(self, done: float, total: float | None) -> str:
-        # Of a small amount that is not counted in whole numbers, whole units say little.
+        # For a small amount that is not counted in whole numbers, whole units say little.
         digits = 2 if total and total < 100 and not float(total).is_integer() else 0
         scale, digits, unit = (1e6, 1, "MB") if self._unit == "bytes" else (1, digits, self._unit)
         amount = f"{done / scale:,.{digits}f}"

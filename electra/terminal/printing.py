@@ -26,7 +26,7 @@ from electra.reports.tokens import Sentence, TokenView, Word, describe
 from electra.text.characters import replace_surrogates
 
 SIZE = re.compile("[1-9][0-9]{0,3}")
-"""What COLUMNS and LINES may say; anything else is as if they were not set."""
+"""Values that COLUMNS and LINES may have; anything else is as if they were not set."""
 JOINERS = "\u200c\u200d"
 """They join and part letters of Persian and of the scripts of India."""
 LEAST_COLUMNS = 20
@@ -239,7 +239,7 @@ def print_claim(claim: tuple[str, str, str]) -> None:
 
 
 def print_row(tokens: Sequence[tuple[str, bool, str]]) -> None:
-    """Print a row: tokens, whether each was masked, and what stands there; pieces are joined."""
+    """Print a row: tokens, whether each was masked, and what is there now; pieces are joined."""
     line = Text()
     for token, is_masked, put in tokens:
         is_piece = token.startswith("##")

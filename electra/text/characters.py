@@ -1,4 +1,4 @@
-"""What a text may have in it: surrogates, and words that are too long."""
+"""Special cases in a text: surrogates, and words that are too long."""
 
 import re
 import unicodedata

@@ -1,4 +1,4 @@
-"""Documents: what lies between the borders of a text, read from files of any format.
+"""Documents: the parts between the borders of a text, read from files of any format.
 
 A range of a large file holds the documents that begin in it. The range is cut at the first border
 of documents at or after its first byte, and it ends where the next range is cut. Both ranges
@@ -7,7 +7,7 @@ within WINDOW bytes, it is cut at the end of a line, else at a space, else betwe
 Only a record is never cut.
 
 Positions are those of the decompressed content. A compressed file has to be read from its
-beginning. So a process keeps its last file open, and a range that follows goes on from there.
+beginning. So a process keeps its last file open, and a range that follows continues there.
 """
 
 import codecs
@@ -123,7 +123,7 @@ class Reader:
     ) -> Iterator[list[str]]:
         """Yield the documents that begin in a range of a file, from `start` to before `stop`.
 
-        Positions are bytes after decompression; None: the end of the file. Of a .parquet file, a
+        Positions are bytes after decompression; None: the end of the file. In a .parquet file, a
         row group belongs to the range in which it begins. `unit` is that of `range_border`.
         """
         assert unit or (start == 0 and stop is None), f"{path} cannot be read in ranges"
@@ -165,7 +165,7 @@ class Reader:
     def range_border(self, path: Path) -> RangeBorder | None:
         """Return where a file can be cut into ranges; None: it has to be read as a whole.
 
-        Border "auto" becomes what the beginning of the file tells.
+        Border "auto" is replaced by what the beginning of the file shows.
         """
         if is_dataset(path):
             return None
@@ -204,7 +204,7 @@ class Reader:
             self.counts.source_bytes = before + content.path.stat().st_size
 
     def _read_plain(self, content: Content, unit: RangeBorder | None) -> Iterator[list[str]]:
-        """Yield the documents of plain text; of a range, `unit` tells where they end."""
+        """Yield the documents of plain text; in a range, `unit` decides where they end."""
         counts, border, lines = self.counts, cast(PlainBorder, unit), content.lines
         if unit is None:
             border, lines = _detect_border(lines, self.border)
@@ -331,7 +331,7 @@ def _cut_line(text: str) -> list[str]:
 
 
 def _detect_border(lines: Iterator[str], border: Border) -> tuple[PlainBorder, Iterator[str]]:
-    """Return the border of a file's documents, with auto as its beginning tells, and its lines."""
+    """Return the border of a file's documents, with auto as its beginning shows, and its lines."""
     if border != "auto":
         return border, lines
     begin: list[str] = []
@@ -380,7 +380,7 @@ BORDERS: dict[str, list[re.Pattern[bytes]]] = {
     "file": LINE_ENDS,
     "record": LINE_ENDS[:1],
 }
-"""Where a range is cut. What stands first is preferred, as far as it is found within WINDOW."""
+"""Where a range is cut. The first is preferred, as far as it is found within WINDOW."""
 
 
 @contextmanager

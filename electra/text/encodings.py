@@ -23,9 +23,9 @@ CENTRAL = ["ąćęłńóśźż", "áčďéěíňóřšťúůýž", "áäčďéí
 ONLY_CENTRAL = set("".join(CENTRAL)) - set("".join(WESTERN)) - set("ďĺŕ")
 """Letters of CENTRAL alone, without some that are seldom: their bytes are the common ï, å and à."""
 NO_WORD = re.compile("[a-zß-ÿ](?:[£¥¯³¹º¼¾¿][a-zß-ÿ]|[Ÿ\ufffd])")
-"""What no word of cp1252 has inside: a sign, which is ł, ą, ż or ľ in cp1250, or a capital: ź."""
+"""Never inside a word of cp1252: a sign, which is ł, ą, ż or ľ in cp1250, or a capital: ź."""
 NO_POLISH = re.compile("ś[aeiouyóąę]")
-"""What no Polish word has, which writes si before a vowel: œ in cp1252, as in cœur."""
+"""In no Polish word, which writes si before a vowel: œ in cp1252, as in cœur."""
 
 
 def detect(first: bytes) -> str:

@@ -34,7 +34,7 @@ def split_passages(lines: Iterable[str], chars: int) -> list[str]:
 def write_pairs(out: Path, texts: Sequence[str], chars: int) -> int:
     """Write neighbouring passages of texts as JSON lines, and return their number.
 
-    Of each document the first passage is the `query` of the second, `positive`, the third that of
+    In each document the first passage is the `query` of the second, `positive`, the third that of
     the fourth, and so on. `texts` are as for `find_sources`.
     """
     require(chars >= 1, f"chars must be 1 or more, not {chars}")

@@ -5,7 +5,7 @@ text is skipped and reported: binary files, other encodings, markup, files about
 folders written by the commands, which would otherwise become part of the next corpus. A folder that
 cannot be listed is an error.
 
-The name tells the form of .jsonl, .csv, .tsv, .parquet and .arrow files, and the first characters
+The name shows the form of .jsonl, .csv, .tsv, .parquet and .arrow files, and the first characters
 that of all others.
 """
 
@@ -56,11 +56,11 @@ AS_USUAL = TextConfig()
 FIRST_BYTES = 1 << 16
 """Bytes of the decompressed content that decide whether a file is text."""
 MAX_ASCII_BLOCKS = 1 << 10
-"""Blocks of as many bytes in which a character is looked for that tells an encoding."""
+"""Size of the blocks in which a character that shows the encoding is looked for."""
 STRAY_SHARE = 0.005
 """Largest share of invalid characters in any text in UTF-8. Most Latin-1 has a larger one."""
 FEW_BYTES = 200
-"""Of fewer bytes no encoding is guessed to advise it."""
+"""With fewer bytes no encoding is guessed to advise it."""
 
 WIKI_PAGE = re.compile(r"""<doc\s(?=[^\n]*\bid=["'])[^\n]*["']\s*>\s*""")
 """First line of a page that WikiExtractor writes, with any attributes; the last is "</doc>"."""
@@ -84,7 +84,7 @@ JSON_OBJECT = re.compile(r'\{\s*(?:"(?:[^"\\]|\\.)*"\s*:|\}\s*$)')
 JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 JSON_ARRAY = re.compile(r'\[\s*(?:\{\s*["}]|"(?:[^"\\]|\\.)*"\s*[,\]])')
 FEW_LINES = 10
-"""Lines by which JSON lines and tables are told."""
+"""Lines by which JSON lines and tables are recognised."""
 PROSE = {".txt", ".text", ".md", ".markdown", ".rst"}
 """Names of plain text, which may hold tags, and tabs between words."""
 ABOUT_DATA = {"readme", "license", "licence", "copying", "notice", "citation", "changelog"}
@@ -112,7 +112,7 @@ Named = Sequence[tuple[Path, str]]
 
 
 class Source(NamedTuple):
-    """What a file is, as its name and its first bytes tell."""
+    """The kind of a file, as its name and its first bytes show."""
 
     form: str | None
     """None: it is no text."""
@@ -166,7 +166,7 @@ def find_sources(paths: Sequence[str], settings: TextConfig = AS_USUAL) -> Sourc
             looks[path] = Source(PLAIN) if path.is_fifo() else look(path, settings)
             kind = looks[path].kind
             as_it_is = kind and look(path, replace(settings, form="text"))[0]
-            advice = " (--set form=text reads it as it is)" if as_it_is else ""
+            advice = " (--set form=text reads it as plain text)" if as_it_is else ""
             require(not kind, f"{path} is not text: {kind}{advice}")
             files.append(path)
             continue

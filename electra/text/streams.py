@@ -32,7 +32,7 @@ BLOCK_BYTES = 1 << 16
 def open_source(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     """Yield the raw file, whose position is the progress, and the stream of decompressed content.
 
-    The first bytes tell the compression, whatever the name; without any, both are the same.
+    The first bytes show the compression, whatever the name; without any, both are the same.
     A damaged or unreadable file is a UserError, which can happen at any read of the content.
     """
     open_content = None
@@ -90,8 +90,8 @@ def stamp_of(path: Path) -> tuple[int, int]:
 def unchanged(path: Path, stamp: tuple[int, int] | None = None) -> Iterator[None]:
     """Refuse, at the end, a file on this machine's disk that was changed while it was read.
 
-    The stamp is what `stamp_of` said when the file was found; None: what it says now. Of what is no
-    regular file nothing is known.
+    The stamp is what `stamp_of` said when the file was found; None: what it says now. It is known
+    for regular files only.
     """
     if is_url(path) or not path.is_file():
         yield
@@ -184,7 +184,7 @@ COMPRESSIONS: tuple[tuple[Callable[[IO[bytes]], Any], re.Pattern[bytes], tuple[s
 COMPRESSION_BYTES = 10
 COMPRESSED_SUFFIXES = {suffix for *_, suffixes in COMPRESSIONS for suffix in suffixes}
 NO_DAMAGE = re.compile("memory|dictionary|support", re.IGNORECASE)
-"""What a decompressor says of a sound file that it cannot read."""
+"""Messages of a decompressor on a sound file that it cannot read."""
 
 OTHERS = {
     rb"version https://git-lfs\.github\.com/": (

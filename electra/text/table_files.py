@@ -34,7 +34,7 @@ class TableFile:
     num_short: int = 0
     """Rows that were left out because they have fewer fields than there are columns."""
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Of columns of numbers the name of each number, from 0: ClassLabel of `datasets`."""
+    """The name of each number of a column of numbers, from 0: ClassLabel of `datasets`."""
     unit: str = "line"
     """What `lines` count."""
 
@@ -87,7 +87,7 @@ def read_table(
     """Return the rows of a table in any of TABLE_FORMATS, compressed or not; refuse an empty one.
 
     `columns` are a TSV's if its first line is a row already. Without a `separator`, that of a .tsv
-    is the tab, and the first line of a .csv tells it. Rows with too few fields are refused, or left
+    is the tab, and the first line of a .csv shows it. Rows with too few fields are refused, or left
     out and counted if they `may_be_short`.
     """
     require_format(path, TABLE_FORMATS)

@@ -27,17 +27,17 @@ PLAIN, PAGES, JSON_LINES, DATASETS = (
     *("plain text", "pages of WikiExtractor"),
     *("JSON lines", "a dataset"),
 )
-"""Forms in which text lies that more than one place names; the first two hold no records."""
+"""Forms of text that more than one place names; the first two hold no records."""
 MAX_RECORD_CHARS = 1 << 28
 """Most characters of a record of text, and of a field of a .csv: both have to be in memory."""
 PARQUET_FILE = b"PAR1"
 """How a Parquet file begins."""
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
-"""What may separate the columns of a .csv, and its name."""
+"""Separators of the columns of a .csv, and their names."""
 
 
 SEPARATOR_LINE = re.compile(r"""\ufeff?"?sep=([^\w\s"]|\t)"?\s*""", re.IGNORECASE)
-"""First line by which Excel is told what separates the columns."""
+"""First line that tells Excel what separates the columns."""
 
 
 def format_of(path: Path) -> str:
@@ -72,7 +72,7 @@ def _split_rows(
     may_be_short: bool = False,
 ) -> Iterator[tuple[int, Sequence[str]]]:
     """Yield a table's columns and its rows that are not blank, with the line where each begins."""
-    # A first line such as "sep=;", by which Excel is told the separator, is none of the rows.
+    # A first line such as "sep=;", that tells Excel the separator, is none of the rows.
     if columns:
         yield 0, columns
     lines, begin = iter(lines), 1
@@ -106,7 +106,7 @@ def _split_rows(
 
 
 def tell_separator(header: str) -> str:
-    """Return what separates the columns of a .csv: what stands most often in its first line."""
+    """Return what separates the columns of a .csv: the most frequent one in its first line."""
     unquoted = re.sub('"[^"]*"', "", header)
     return max(SEPARATORS, key=unquoted.count)
 
@@ -278,7 +278,7 @@ class Format(NamedTuple):
     """Yields the text of each record, None where it is null; or file and name of the function,
     below electra/text, of a form that most corpora do not have."""
     suffix: str = ""
-    """Of the names of its files; those without one are told by their first characters."""
+    """Endings of its files' names; without one the first characters decide."""
     border: Literal["record", "group"] | None = None
     """Where a file can be cut into ranges; a binary one that is compressed cannot be."""
     is_binary: bool = False
@@ -312,7 +312,7 @@ NAMED_FORMS = {each.suffix: form for form, each in FORMATS.items() if each.suffi
 
 
 def is_binary(path: Path) -> bool:
-    """Return whether a file's name tells a form that is no text."""
+    """Return whether a file's name shows a form that is no text."""
     form = NAMED_FORMS.get(format_of(path))
     return form is not None and FORMATS[form].is_binary
 

@@ -1,4 +1,4 @@
-"""URLs of text, told from paths and listed."""
+"""URLs of text, distinguished from paths and listed."""
 
 import re
 from contextlib import AbstractContextManager, nullcontext
@@ -9,7 +9,7 @@ from electra.errors import UserError, import_extra, require
 from electra.objects import URL, explain, is_url, name_error
 
 DATASET = "datasets:"
-"""What a dataset's name begins with: datasets:NAME, datasets:NAME:CONFIGURATION[:SPLIT]."""
+"""Beginning of a dataset's name: datasets:NAME, datasets:NAME:CONFIGURATION[:SPLIT]."""
 
 
 def is_dataset(name: str | Path) -> bool:

@@ -1,7 +1,7 @@
 """An existing vocabulary with more tokens: all old tokens keep their ids, the new ones follow.
 
 So a model's embeddings of the old tokens stay right, and a new token's row can begin as the mean of
-the rows of the pieces that stood in its place (`Tokenizer.spell` of the old tokenizer).
+the rows of the pieces that were in its place (`Tokenizer.spell` of the old tokenizer).
 """
 
 import copy
@@ -110,7 +110,7 @@ def _pieces_of_words(old: Tokenizer, texts: Iterable[str]) -> Iterator[list[int]
 
 def _add_pieces(state: dict[str, Any], old: Tokenizer, texts: Iterable[str], wanted: int) -> None:
     vocab = state["model"]["vocab"]
-    # The new pieces stand behind the special tokens, which keep their ids. They are found in text
+    # The new pieces are behind the special tokens, which keep their ids. They are found in text
     # where nothing else is, and then become the unknown token.
     worst = min(score for _, score in vocab)
     vocab += [[token, worst - 1000] for token in old.tokens_by_id[len(vocab) :]]

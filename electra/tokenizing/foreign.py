@@ -177,7 +177,7 @@ def _read_as_transformers(
         told = f"{folder}: transformers cannot read the tokenizer: {error}"
         if file != whole:
             raise UserError(told) from None
-        warnings.warn(f"{told}; its tokenizer.json is read as it is", stacklevel=5)
+        warnings.warn(f"{told}; its tokenizer.json alone is read", stacklevel=5)
         return _read_file(whole, settings, True)
     with _refuse_unlike(folder / "tokenizer_config.json"):
         state = check_state(parse_object(answer["tokenizer.json"], folder))
@@ -273,7 +273,7 @@ def check_state(content: Mapping[str, Any]) -> State:
 
 def _growth(part: Mapping[str, Any]) -> int:
     """Return a bound on the factor by which a part of a normaliser or decoder lengthens a text."""
-    if part["type"] == "Replace":  # an empty match stands between any two characters
+    if part["type"] == "Replace":  # an empty match is between any two characters
         return 1 + len(part["content"]) if part["content"] else 1
     if part["type"] == "Precompiled":
         content = base64.b64decode(part["precompiled_charsmap"])

@@ -1,4 +1,4 @@
-"""What a tokenizer's definition says, and definitions read from other programs' files.
+"""A tokenizer's definition, and definitions read from other programs' files.
 
 A definition is what of a `tokenizer.json` determines the ids: the keys of DEFINING. The rest is
 left out, because rows are made by this package. The five special tokens are those that the settings
@@ -102,7 +102,7 @@ def define(state: State, settings: Mapping[str, Any]) -> Definition:
 
 
 def number_tokens(tokens: Iterable[str], place: str = "line") -> dict[str, int]:
-    """Return the id of each token; none may stand twice."""
+    """Return the id of each token; none may occur twice."""
     ids: dict[str, int] = {}
     for number, token in enumerate(tokens):
         known = ids.setdefault(token, number)
@@ -132,7 +132,7 @@ def ids_of(state: Mapping[str, Any]) -> dict[str, int]:
         )
     for number, known in enumerate(sorted(ids.values())):
         if number != known:
-            wrong = f"{known} stands twice" if known < number else f"no token has the id {number}"
+            wrong = f"{known} occurs twice" if known < number else f"no token has the id {number}"
             raise UserError(f"the {len(ids)} tokens must have the ids from 0 on; {wrong}")
     return ids
 
@@ -246,9 +246,9 @@ FOLLOWING = frozenset("\u0e30\u0e32\u0e33\u0e45\u0eb0\u0eb2\u0eb3")
 
 METASPACE = "\u2581"
 SQUEEZED_SPACES = r"\s{2,}|[\n\r\t]"
-"""What DeBERTa's tokenizer of transformers replaces by one space."""
+"""Characters that DeBERTa's tokenizer of transformers replaces by one space."""
 OUTER_SPACES = r"\A +| +\z"
-"""What SentencePiece removes at the ends of a text."""
+"""Characters that SentencePiece removes at the ends of a text."""
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 """How SentencePiece writes a byte of a character that is not in the vocabulary."""
 
@@ -282,7 +282,7 @@ def find_independence(definition: Mapping[str, Any]) -> Independence:
     - A pre-tokenizer that drops white space never looks past it: "words".
     - GPT-2's pattern (ByteLevel) gives a space to the word after it, and of several spaces the
       last; Metaspace cuts before each space: "spaced words", since " word" begins with its space
-      alone, too, and so gets no other one.
+      alone as well, and so gets no other one.
     - An added token that is matched in text may reach across spaces, and a normaliser may replace
       them: "lines".
     """

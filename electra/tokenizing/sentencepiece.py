@@ -26,7 +26,7 @@ class Piece(NamedTuple):
 
 
 class Model(NamedTuple):
-    """What a `.model` file says."""
+    """The contents of a `.model` file."""
 
     pieces: list[Piece]
     is_bpe: bool

@@ -8,7 +8,7 @@ The text is cut as before:
 - Unigram takes the likeliest path, which is the likeliest of those that are left. The least likely
   piece is kept, since an unknown character counts as less likely than it by a fixed amount.
 
-So that other text can be written, too, all special tokens and bytes are kept, and the single
+So that other text can also be written, all special tokens and bytes are kept, and the single
 characters that the text has or ASCII prints. A token below `min_frequency` is spelt in others.
 """
 
@@ -128,7 +128,7 @@ def _close(old: Tokenizer, wanted: set[str], characters: set[str]) -> set[str]:
 
 
 def _marks(model: State) -> tuple[str, str]:
-    """Return what stands before a token inside a word, and behind one at its end."""
+    """Return the mark before a token inside a word, and that behind one at its end."""
     usual = "##" if model["type"] == "WordPiece" else ""
     return model.get("continuing_subword_prefix") or usual, model.get("end_of_word_suffix") or ""
 

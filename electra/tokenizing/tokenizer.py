@@ -120,7 +120,7 @@ class Tokenizer:
         self.definition = definition
         """What determines the ids, as it is stored."""
         self.tokens_by_id = tuple(definition.tokens)
-        """The vocabulary in id order, as it stands in the file."""
+        """The vocabulary in id order, as in the file."""
         self.special_tokens = definition.special_tokens
         content = json.dumps(state, ensure_ascii=False, sort_keys=True)
         facts: list[Any] = [content, definition.special_tokens]
@@ -237,7 +237,7 @@ class Tokenizer:
 
         To `max_length` tokens, a model's longest row, transformers truncates on request; None: the
         vocabulary is no model's. With `has_segments` it gives the model token_type_ids; where
-        `is_literal`, a "[SEP]" within a text is text for it, too, as for `encode`.
+        `is_literal`, a "[SEP]" within a text is text for it as well, as for `encode`.
         """
         settings = describe_for_transformers(self.definition, max_length, has_segments)
         settings |= {"split_special_tokens": True} if is_literal else {}
@@ -292,7 +292,7 @@ class Tokenizer:
     def encode_gaps(self, parts: Sequence[str]) -> list[int]:
         """Return the ids of parts of a text with the mask between them, as in transformers.
 
-        The space before a gap belongs to what fills it. No space stands before a part that begins
+        The space before a gap belongs to what fills it. There is no space before a part that begins
         without one.
         """
         first, *others = [*(part.rstrip() for part in parts[:-1]), parts[-1]]
@@ -391,7 +391,7 @@ class Tokenizer:
         """Return the ids that the token of another vocabulary of this kind would have here.
 
         So the row of a token that a vocabulary gains can begin as the mean of the rows of the
-        pieces that stood in its place. A token that cannot be spelt is [UNK].
+        pieces that were in its place. A token that cannot be spelt is [UNK].
         """
         prefix = "##" if self.kind == "WordPiece" and token.startswith("##") else ""
         if not prefix:

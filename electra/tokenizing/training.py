@@ -270,7 +270,7 @@ def read_lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 def count_words(lines: Iterable[str], normalize: Callable[[str], str]) -> Counter[str]:
-    """Return how often each word stands in the lines, the rarest of very many left out."""
+    """Return how often each word occurs in the lines, the rarest of very many left out."""
     words: Counter[str] = Counter()
     for line in lines:
         words.update(
@@ -284,7 +284,7 @@ def count_words(lines: Iterable[str], normalize: Callable[[str], str]) -> Counte
 
 
 def _cut_to_alphabet(words: Counter[str], room: int) -> Counter[str]:
-    """Return the words cut where characters stand that have no place in the alphabet."""
+    """Return the words cut at characters that are not in the alphabet."""
     frequency: Counter[str] = Counter()
     for word, count in words.items():
         for char in word:
@@ -304,7 +304,7 @@ def _cut_to_alphabet(words: Counter[str], room: int) -> Counter[str]:
 
 def _list_lines(words: Counter[str]) -> Iterator[str]:
     """Yield each word twice in a line, with half its occurrences, for SentencePiece."""
-    # It finds as candidates only what stands twice with different characters behind it, and without
+    # It finds as candidates only what occurs twice with different characters behind it, and without
     # these lines no whole words beside others that begin alike: up to 17% more tokens.
     for word, count in sorted(words.items()):
         if count > 1:

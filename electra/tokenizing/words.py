@@ -67,7 +67,7 @@ class WordEncoder:
 
     def _encode_lines(self, content: bytes) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of lines, and the number of tokens of each line."""
-        # Behind the end stand a line feed, which ends the last word, and room for the keys.
+        # Behind the end are a line feed, which ends the last word, and room for the keys.
         text = np.frombuffer(content + b"\n" + bytes(8 * NUM_KEYS), np.uint8)
         starts, ends, line_ends = _find_words(text[: len(content) + 1])
         entries = self._find(content, text, starts, ends - starts)
@@ -135,7 +135,7 @@ class WordEncoder:
 
     def _learn(self, words: Sequence[bytes]) -> dict[bytes, int]:
         """Encode new words, remember the short ones, and return the entries of the long ones."""
-        # The entries of long words stand behind the others, so that the next words replace them.
+        # The entries of long words are behind the others, so that the next words replace them.
         words = sorted(words, key=lambda word: len(word) > MAX_REMEMBERED_BYTES)
         ids = self.tokenizer.encode_batch([break_words(word.decode()) for word in words])
         first = len(self.entry_of)
@@ -244,7 +244,7 @@ class LineEncoder(dict[str, bytes]):
         return _collect(documents, tokens, line_lengths)
 
     def encode_lines(self, lines: Sequence[str]) -> Iterable[bytes]:
-        """Return the ids of each line. In a line no other white space stands than spaces."""
+        """Return the ids of each line. Spaces are the only white space in a line."""
         if self.tokenizer.independence == "lines":
             return self._encode(lines)
         if self.tokenizer.independence == "words":

@@ -94,7 +94,7 @@ class TrainConfig(Settings):
     and output biases start at the log token frequencies. cooccurrence: the same, and token
     embeddings start as a factor of the tokens' mutual information, counted in some seconds. Meant
     for short runs. The architectures modernbert and deberta-v2 have no position embeddings to find
-    adjacent tokens by: neighbours is refused, and cooccurrence leaves the first layer as it is."""
+    adjacent tokens by: neighbours is refused, and cooccurrence does not change the first layer."""
     log_every: Annotated[int, AtLeast(1)] = 50
     """Steps between two records of metrics.jsonl."""
     evaluate_every: Annotated[int, AtLeast(1)] = 10_000
@@ -230,7 +230,7 @@ class PretrainConfig(Settings):
         Needs("train.overlap", "train.updates=joint", "an update each, one after the other"),
         Needs("train.overlap", "generator.kind=network", "the others do not learn"),
         Needs("generator.start!=auto", "train.init_from"),
-        Needs("generator.warmup_steps", "method.sharing!=all", "one of two networks rests"),
+        Needs("generator.warmup_steps", "method.sharing!=all", "one of two networks is frozen"),
         Needs(
             "generator.warmup_steps",
             "method.scheme!=two_stage",

@@ -10,7 +10,7 @@ has to know.
 its gradient and of the optimizer's moments, and gathers the whole weights of a layer when it
 computes the layer. Gradients are summed, not averaged, because the losses of the processes are
 shares of one sum (step.py). Checkpoints hold whole tensors in the plain form: process 0 gathers one
-tensor at a time and writes, so that a run goes on with any number of processes, divided or not.
+tensor at a time and writes, so that a run continues with any number of processes, divided or not.
 torch.distributed.checkpoint would write a file per process, faster, and with pickled metadata that
 would have to be trusted. torch's modules for this take a second or more to import, so that only
 divided models import them.

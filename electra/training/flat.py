@@ -26,7 +26,7 @@ class _Run(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What is updated where certain parameters have gradients."""
+    """The tensors that are updated where certain parameters have gradients."""
 
     runs: list[_Run]
     gradients: list[Tensor]

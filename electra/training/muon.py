@@ -17,7 +17,7 @@ from torch import Tensor
 MOMENTUM = 0.95
 ITERATIONS = 5
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
-"""Of the quintic a X + b (X X') X + c (X X')^2 X. Five iterations bring every singular value
+"""In the quintic a X + b (X X') X + c (X X')^2 X. Five iterations bring every singular value
 between 0.002 and 1 into [0.7, 1.2]."""
 UPDATE_RMS = 0.2
 """Root mean square of an update's elements at learning rate 1; about that of AdamW's updates."""

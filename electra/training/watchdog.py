@@ -35,7 +35,7 @@ PACKAGE = Path(__file__).parent.parent
 
 
 class Beat(NamedTuple):
-    """What a process says of itself."""
+    """The report of a process on itself."""
 
     step: int = -1
     waits: bool = False
@@ -49,7 +49,7 @@ class Beat(NamedTuple):
 def watched(machine: Machine) -> Iterator[Callable[[int], None]]:
     """Yield what each of several processes calls with the number of each step that it begins.
 
-    The process that hangs is told in a note. One that is silent ends process 0, with status 1.
+    The process that hangs is named in a note. One that is silent ends process 0, with status 1.
     """
     watch, ended = _Watch(machine), threading.Event()
     thread = threading.Thread(target=watch.run, args=(ended,), daemon=True)

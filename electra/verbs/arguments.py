@@ -1,4 +1,4 @@
-"""What verbs do with what they are given: a script's types made one, and what may be written."""
+"""Arguments of verbs: types of scripts made one, and checks of what may be written."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from electra.verbs.options import Place
 
 
 def ignore(*told: object) -> None:
-    """Show nothing of what is told."""
+    """Show nothing."""
 
 
 def as_path(place: Place | None) -> Path | None:

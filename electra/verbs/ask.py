@@ -80,7 +80,7 @@ def predict_file(
         out: The .jsonl or .tsv file to write. Without it, JSON lines go to standard output.
         seed: The seed whose model answers; if not given, the one with the best score on dev.
         columns: The columns to read, if they are not named as in training: that of the text, of
-            both texts, or of question and context. Of CoNLL's columns, the number of the word's,
+            both texts, or of question and context. For CoNLL's columns, the number of the word's,
             from 1.
         keep: Whether each answer comes with all columns of its input, which are first.
 
@@ -144,7 +144,7 @@ def detect(
 ) -> "list[list[Word]]":
     """Show which words of a text look replaced to a discriminator, with their probabilities.
 
-    A word is as suspicious as the most suspicious of its pieces. Of ordinary text a discriminator
+    A word is as suspicious as the most suspicious of its pieces. In ordinary text a discriminator
     suspects little; its order says more than the threshold, so the least trusted words are listed,
     too. Where a script has no spaces between words, as Thai, Khmer or Japanese, each token is a
     word.
@@ -167,7 +167,7 @@ def detect(
 
     require(threshold is None or not json, "--json marks no words; leave --threshold out")
     threshold = 0.5 if threshold is None else threshold
-    require(0 <= threshold <= 1, f"threshold must lie in 0 to 1, not {threshold}")
+    require(0 <= threshold <= 1, f"threshold must be 0 to 1, not {threshold}")
     texts = read_asked(text, input)
     network = open_model(model, precision).discriminator
     if input is None:
@@ -423,9 +423,9 @@ def embed_file(
         out: The file to write. A .npy file of texts has a row for each; of words and tokens, an
             element with row, start, end and embedding. A .parquet file has these as columns, and
             the text.
-        unit: What is embedded; the embedding of a word is the mean over its tokens.
+        unit: The unit that is embedded; the embedding of a word is the mean over its tokens.
         layer: Layer whose states are taken; 0: the embeddings; if not given, the last layer.
-        pooling: mean: a text is the mean over its positions, as it is if not given. cls: the state
+        pooling: mean: a text is the mean over its positions, the default. cls: the state
             of [CLS].
         column: The column of a table that holds the texts; if not given, text.
 
@@ -466,7 +466,7 @@ def _choose_encoding(
     pooling: Pooling | None,
     tell_cut: Callable[[int], None],
 ) -> "tuple[Callable[[Sequence[str]], np.ndarray | list[Units]], dict[str, Any]]":
-    """Return what embeds texts or their units and tells how many it cut, and how it does so."""
+    """Return what embeds texts or their units and counts those that it cut, and how it does so."""
     from electra.inference.embed import embed as run_embed
     from electra.inference.embed import embed_units
 

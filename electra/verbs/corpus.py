@@ -52,7 +52,7 @@ Text = Annotated[
 MOST_IDS = 10_000_000
 """Beyond, the embeddings of any encoder are larger than the memory of a machine."""
 SAMPLE_CHARS = 1_000_000
-"""Characters of the text that are cut with a new vocabulary, to tell what it does."""
+"""Characters of the text that are cut with a new vocabulary, to show what it does."""
 MIN_SHARE = 0.001
 """Share of the words from which on a script is worth a note."""
 MANY_UNKNOWN = 0.01
@@ -86,7 +86,7 @@ def tokenizer(
             same as --set kind=...
         extend: A tokenizer that keeps its tokens and their ids and gains those that shorten this
             text most.
-        ids: Of sequences that are no text: the number of ids, or a file with a name for each id a
+        ids: For sequences that are no text: the number of ids, or a file with a name for each id a
             line. `electra prepare` then reads lists of these ids. Takes no text.
 
     Returns:
@@ -353,9 +353,9 @@ def inspect(
         Set, Parameter(help="How --text is read: text_field=NAME, encoding=NAME, form=text.")
     ] = (),
 ) -> dict[str, Any]:
-    """Show what a tokenizer does with a text, or what lies in a shards folder or a run.
+    """Show what a tokenizer does with a text, or the contents of a shards folder or a run.
 
-    Of shards every file is compared with its sha256. Of a run, a fine-tuning or an export the
+    For shards every file is compared with its sha256. For a run, a fine-tuning or an export the
     tables of `electra report` are shown, and held-out samples.
 
     Example: electra inspect vocabulary --text corpus/*.txt.xz
@@ -367,7 +367,7 @@ def inspect(
         json: Print one JSON object.
 
     Returns:
-        What is in it, as with --json.
+        Its contents, as with --json.
     """
     from electra.reports.inspection import describe_text, report_text
     from electra.text.documents import Reader
@@ -416,7 +416,7 @@ def _inspect_shards(folder: Path, *, json: bool) -> dict[str, Any]:
 
 
 OF_TRAINING = ("config.json", "metrics.jsonl", "results.json")
-"""One of them lies in every run, fine-tuning and export, and in no shards folder."""
+"""One of them is in every run, fine-tuning and export, and in no shards folder."""
 
 
 def _inspect_training(folder: Path, *, json: bool) -> dict[str, Any]:
@@ -443,7 +443,7 @@ def _inspect_training(folder: Path, *, json: bool) -> dict[str, Any]:
 
 
 def find_text(text: Sequence[str], settings: TextConfig) -> Sequence[Path]:
-    """Return the files to read, and tell what is passed over and what is waited for."""
+    """Return the files to read, and print what is passed over and what is waited for."""
     from electra.text.sources import find_sources, name_first, name_passed_over
 
     sources = find_sources(text, settings)

@@ -1,4 +1,4 @@
-"""What leaves for others: a report, and the model for other programs."""
+"""report, export and import: pages, and models for and from other programs."""
 
 import json
 import shlex
@@ -61,12 +61,12 @@ def _refuse_others(out: Path) -> None:
 
 
 class Exported(NamedTuple):
-    """What `export` has written."""
+    """The files that `export` has written."""
 
     architecture: str
     """The class in transformers."""
     similarity: "Similarity | None"
-    """Of a folder for sentence-transformers: the layer, the pooling and the scores of all."""
+    """For a folder for sentence-transformers: the layer, the pooling and all scores."""
 
 
 @verb
@@ -93,7 +93,7 @@ def export(
     AutoModelForQuestionAnswering or AutoModelForMultipleChoice, which gives the answers of `electra
     predict`. Where transformers has no class with the model's head, OUT is the encoder, with the
     head in a file beside it and lines in the card that use both; ONNX holds the whole network.
-    Of pairs longer than a row, transformers' tokenizers may keep a token more of the second text.
+    In pairs longer than a row, transformers' tokenizers may keep a token more of the second text.
     The folders work without electra. What --as sentence-transformers and --onnx write is compared
     with the original, and refused if it does not agree.
 
@@ -112,7 +112,7 @@ def export(
             as ELECTRA with embeddings as wide as hidden states. sentence-transformers: the layer
             and the pooling whose cosines agree best with --dev, or the vectors of a fine-tuning
             for retrieval. gguf: model.gguf for llama.cpp, which gives the mean of the states.
-        dtype: What the weights are stored in. Half the size changes an answer by its rounding.
+        dtype: The dtype of the stored weights. Half the size changes an answer by its rounding.
         onnx: Also write onnx/model.onnx, with dynamic batch size and length.
         int8: Also write onnx/model_int8.onnx; a file of real text, one per line, on which the
             decisions are compared.
@@ -121,8 +121,8 @@ def export(
         columns: The columns of --dev: two sentences and their score; if not given, sentence1,
             sentence2 and score.
         scores: Folders of fine-tunings for the card of a run. Those beside the run are found.
-        seed: Of a fine-tuning, the seed whose model is written; if not given, the one with the best
-            score on dev.
+        seed: For a fine-tuning, the seed whose model is written; if not given, the one with the
+            best score on dev.
     """
     from electra.checkpoints.bundled import find_model
     from electra.checkpoints.finetuned import read_finetuned

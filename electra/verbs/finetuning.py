@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from electra.finetuning.submit import SubmissionFile
 
 MAX_LABELS = 10
-"""Labels that a dry run tells, the most frequent first."""
+"""Labels that a dry run prints, the most frequent first."""
 
 
 @verb
@@ -73,7 +73,7 @@ def finetune(
     FILE.toml`, a file of the same fields.
 
     A command that was interrupted continues after its last finished seed when it is given again; of
-    what is finished it tells the results.
+    what is finished it prints the results.
 
     Example: electra finetune run --task cola --data glue/CoLA --seeds 5 --out cola
 
@@ -120,7 +120,7 @@ def finetune(
     require_seeds(seeds)
     if is_finished or dry_run:
         pretrained = read_model(start)
-        for each in reversed(combinations.values()):  # all are checked, the first is told
+        for each in reversed(combinations.values()):  # all are checked, the first is described
             job = read_job(pretrained, task, data, each, from_scratch=from_scratch)
     if is_finished:
         results = read_finished(out, job.settings(), seeds)
@@ -205,7 +205,7 @@ def submit(
 ) -> "list[SubmissionFile]":
     """Write the answers to GLUE's test sets as the zip that gluebenchmark.com takes.
 
-    Of several seeds, the one with the best score on dev answers; seeds that were run in place of
+    Among several seeds, the one with the best score on dev answers; seeds that were run in place of
     collapsed ones are among them. WNLI is answered with the most frequent label of its train set,
     unless a fine-tuning on WNLI is given.
 

@@ -23,9 +23,9 @@ class Model:
 
     folder: Path
     seed: int | None = None
-    """Of a fine-tuning, the seed; None: that with the best score on dev."""
+    """The seed of a fine-tuning; None: that with the best score on dev."""
     precision: How = "float32"
-    """What its answers are computed in."""
+    """The dtype in which its answers are computed."""
 
     @cached_property
     def encoder(self) -> "LoadedEncoder":
@@ -83,7 +83,7 @@ class Model:
 
 
 Asked = Place | Model
-"""What is asked: a folder, which is then read anew, or a model that `load` returned."""
+"""A model to ask: a folder, which is then read anew, or a model that `load` returned."""
 
 
 def load(folder: Place, *, seed: int | None = None, precision: How = "float32") -> Model:
@@ -92,9 +92,9 @@ def load(folder: Place, *, seed: int | None = None, precision: How = "float32") 
     Args:
         folder: A run, an export or another Hugging Face folder, "english-tiny", which comes with
             the package, or a fine-tuning; of a grid the best one is taken.
-        seed: Of a fine-tuning, the seed whose model answers; None: the best on dev.
-        precision: What answers are computed in: float32, bfloat16, or auto, which is bfloat16 on
-            hardware that multiplies it.
+        seed: The seed of a fine-tuning whose model answers; None: the best on dev.
+        precision: The dtype in which answers are computed: float32, bfloat16, or auto, which is
+            bfloat16 on hardware that multiplies it.
     """
     from electra.checkpoints.bundled import find_model
     from electra.checkpoints.checkpoint import run_of

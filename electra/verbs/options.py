@@ -79,12 +79,12 @@ DryRun = Annotated[
 ]
 """In a script, `Planned` is raised in place of what would be done."""
 Show = Annotated[Callable[..., None], Parameter(parse=False)]
-"""What a script is told of the progress by; a command has a display."""
+"""Where a script gets the progress; a command has a display."""
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 class Planned(Exception):
-    """What a dry run ends with: all that can be checked without writing is right."""
+    """The end of a dry run: all that can be checked without writing is right."""
 
     def __init__(self, settings: Any, action: str):
         super().__init__(f"would {action}")

@@ -1,4 +1,4 @@
-"""pretrain, and what can be told before: plan and flops."""
+"""pretrain, and what can be computed before: plan and flops."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -71,7 +71,7 @@ def pretrain(
     The first Ctrl-C (or SIGTERM) writes a checkpoint and stops, a second one stops at once, and
     SIGUSR1 writes a checkpoint without stopping. The same command continues the run, and so does
     --resume. On a CPU the result is the same, bit for bit, as that of a run that was never
-    interrupted. Of what is finished the command tells the results.
+    interrupted. If all is finished, the command prints the results.
 
     Example: electra pretrain shards --preset small --out run --set train.steps=200000
 
@@ -85,7 +85,7 @@ def pretrain(
         resume: A run folder to continue, with the settings it was begun with.
         cooldown: With --resume RUN --out END: steps, or a time such as 30m, in which the learning
             rate decays to 0 from the newest checkpoint on, or from the one that --resume names. END
-            is the finished run; RUN stays as it is and can go on.
+            is the finished run; RUN is not changed and can continue.
         max_time: Time after which the run writes a checkpoint and stops, such as 3h or 90m, for
             queues with a time limit. The exit status is then 0.
         cache: Room on this machine's disk for shards at a URL, such as 200GB, with --set
@@ -121,7 +121,7 @@ def pretrain(
     if dry_run and job.run and not job.finished:
         from electra.pretraining.continuation import read_run
 
-        read_run(job.run, None if resume else job.settings, "cpu")  # refuses what cannot go on
+        read_run(job.run, None if resume else job.settings, "cpu")  # refuses what cannot continue
     if job.run is None and job.end is None:
         _note_time(job.settings)
     if dry_run:
@@ -165,9 +165,9 @@ class _Job(NamedTuple):
 
     settings: PretrainConfig
     action: str
-    """What the command does, for a dry run."""
+    """Description of the command, for a dry run."""
     run: Path | None = None
-    """The run folder that goes on; None: one is written."""
+    """The run folder that is continued; None: one is written."""
     end: tuple[Path, PretrainConfig] | None = None
     """From `plan_cooldown`."""
     finished: dict[str, Any] | None = None
@@ -175,7 +175,7 @@ class _Job(NamedTuple):
 
 
 def _find_resumed(resume: Path, out: Path | None, cooldown: int | timedelta | None) -> _Job:
-    """Return the run that goes on, or ends early in `out`, or goes on to this end."""
+    """Return the run that continues, or ends early in `out`, or continues to this end."""
     from electra.checkpoints.folder import read_run_config
     from electra.pretraining.continuation import is_end_of, plan_cooldown
 
@@ -195,7 +195,7 @@ def _find_resumed(resume: Path, out: Path | None, cooldown: int | timedelta | No
 def _find_new(
     shards: Path | None, out: Path | None, settings: PretrainConfig, dry_run: bool
 ) -> _Job:
-    """Return the run that `out` is to be, or that it is and goes on."""
+    """Return the run that `out` is to be, or that it is and continues."""
     if dry_run and shards is None and out is None:
         return _Job(settings, "pre-train with these settings")
     if shards is None or out is None:
@@ -281,8 +281,8 @@ def plan(
         steps: Optimizer steps of the run; the same as --set train.steps=N.
         probe_seconds: Seconds for which steps are timed.
         cache: As of `electra pretrain`.
-        bandwidth: Bytes a second from the store, by which the time before the first step is told.
-        price: What a GB and what 1,000 requests cost.
+        bandwidth: Bytes a second from the store, for the time before the first step.
+        price: The cost of a GB, and that of 1,000 requests.
 
     Returns:
         Parameters, tokens, FLOPs, memory (bytes), seconds, and the device that they are of; of

@@ -54,13 +54,13 @@ def quickstart(
     """Run every step once, in some minutes on two cores, and show the results.
 
     Without --text, the corpus is the documentation that Python and its installed packages carry.
-    Before each step stands the command that does the same by hand.
+    Before each step it prints the command that does the same by hand.
 
     Example: electra quickstart --text notes/*.txt --out quickstart
 
     Args:
         text: Your own text: files, folders or globs, as for `electra tokenizer`.
-        out: The folder to write. An interrupted quickstart goes on in its folder; to the name of
+        out: The folder to write. An interrupted quickstart continues in its folder; to the name of
             anything else that is there a number is added.
     """
     settings = override_from_toml(QUICKSTART, as_path(config), as_words(set_))
@@ -75,7 +75,7 @@ def quickstart(
         run_quickstart(text, out, settings)
     except (KeyboardInterrupt, Interrupted):
         if out.exists():
-            print_note(f"the same command goes on in {out}")
+            print_note(f"the same command continues in {out}")
         raise
 
 
@@ -121,7 +121,7 @@ def reproduce(
 ) -> None:
     """Repeat a table or figure of the paper at any size and budget, at equal compute.
 
-    Every row is pre-trained with every seed and fine-tuned on every task; gains are told with
+    Every row is pre-trained with every seed and fine-tuned on every task; gains are printed with
     their intervals over the seeds, or as not separable. The same command continues a suite that was
     interrupted, and adds seeds and rows to one that is finished. Without NAME, it lists the suites.
 
@@ -138,7 +138,7 @@ def reproduce(
         out: The folder of the results: records, tables, figures, page.
         earlier: Results folders of other suites. Their runs of the same name are not computed
             again.
-        budget: What each row spends: true FLOPs, or steps or seconds if the suite holds these
+        budget: The cost of each row: true FLOPs, or steps or seconds if the suite holds these
             equal.
         seeds: Pre-training seeds of each row.
         tasks: Tasks whose mean is the score, instead of the suite's.
@@ -217,7 +217,7 @@ def _name_state(session: "Session", run: "PlannedRun") -> str:
 
 def _print_settings(session: "Session") -> None:
     """Print all settings of the reference's pre-training, and what the other rows change."""
-    # Of the fine-tunings of each task, print the settings that are not the usual ones.
+    # Print the settings of each task's fine-tunings that are not the usual ones.
     from electra.reproduce.plan import finetune_configs
 
     suite, runs = session.setup.suite, {run.row.name: run for run in session.plan.runs}

@@ -87,7 +87,7 @@ def mine(
 ) -> dict[str, int]:
     """Write the files of a retrieval task with hard negatives, which a model for retrieval finds.
 
-    They are passages near a query that do not answer it. What is nearer than the right passage, or
+    They are passages near a query that do not answer it. Passages nearer than the right one, or
     below it by less than the margin, may be right, and is left out.
 
     Example: electra mine retriever --data pairs --out pairs-hard
@@ -124,7 +124,7 @@ def mine(
 def pair(text: Text, *, out: Place, chars: int = 200) -> int:
     """Write neighbouring passages of texts as the pairs of a retrieval task without labels.
 
-    Of each document the first passage is the query of the second, the third that of the fourth, and
+    In each document the first passage is the query of the second, the third that of the fourth, and
     so on. `electra finetune --task retrieval` learns from them before it learns from labelled
     pairs, or instead.
 

@@ -65,7 +65,7 @@ def page(
 ) -> None:
     """Open the page of a run: its curves as they grow, and the model at work on your sentences.
 
-    The page follows a run that goes on, and takes up each new checkpoint. A second folder is
+    The page follows a run that continues, and takes up each new checkpoint. A second folder is
     compared with the first on the same sentence.
 
     Example: electra page run
@@ -97,7 +97,7 @@ def _serve(
         f"--host {host} opens the service to other machines: set {TOKEN} or --token-file to a "
         f"secret that clients must send, or use --host {LOOPBACK[0]}",
     )
-    require(0 <= port < 1 << 16, f"--port {port} must lie in 0 to 65535")
+    require(0 <= port < 1 << 16, f"--port {port} must be 0 to 65535")
     require(bool(folders), "name at least one folder to serve")
     if dry_run:
         from electra.inference.models import name_folders

@@ -27,10 +27,10 @@ def verify(
 ) -> "list[Claim]":
     """Check every claim of a folder: hashes, settings, origin; and compute some of it again.
 
-    Of a run, steps are computed again, to the bits of the next checkpoint or to the measures of
-    metrics.jsonl, and the last evaluation. Of shards everything is counted, and some documents are
-    tokenized again. Of a fine-tuning the scores are computed from its answers, and some answers
-    from its model. Of an export weights and answers are compared with those of its source. Of a
+    For a run, steps are computed again, to the bits of the next checkpoint or to the measures of
+    metrics.jsonl, and the last evaluation. For shards everything is counted, and some documents are
+    tokenized again. For a fine-tuning the scores are computed from its answers, and some answers
+    from its model. For an export weights and answers are compared with those of its source. For a
     suite the tables are made from its records. A line for each claim: ok, FAILED or not checked;
     of a folder of folders a line for each of them, and for each claim that failed. The exit status
     is 1 if a claim failed. Nothing is written into the folder.
@@ -40,10 +40,10 @@ def verify(
     Args:
         folder: A tokenizer, shards, a run, a fine-tuning or a grid, an export, the results of a
             suite, or a folder of such folders, as that of a quickstart.
-        shards: Of a run: its shards, if they are no longer where its manifest says.
-        text: Of shards: the text, as it was given to `electra prepare`.
-        data: Of a fine-tuning: the folder of the task's files, if they have moved.
-        steps: Of a run: most steps that are computed again.
+        shards: For a run: its shards, if they are no longer where its manifest says.
+        text: For shards: the text, as it was given to `electra prepare`.
+        data: For a fine-tuning: the folder of the task's files, if they have moved.
+        steps: For a run: most steps that are computed again.
         verbose: Also print the claims that hold or were not checked of each of several folders.
         json: Print a list of JSON objects with status, claim and told.
 
@@ -97,7 +97,7 @@ def show(
     """Show the rows of a training step as text: what was masked, and what was put there.
 
     [chef→cook] was chef and became cook; [chef] was masked, and the generator put chef there again.
-    Of an objective that replaces nothing, [chef→[MASK]] has what its encoder read. Rows and masks
+    With an objective that replaces nothing, [chef→[MASK]] has what its encoder read. Rows and masks
     follow from seed and step; replacements are those that the nearest checkpoint makes, which are
     those of training if it is of this step.
 

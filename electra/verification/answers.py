@@ -1,4 +1,4 @@
-"""What a fine-tuning claims: its start, its task, its answers, and the scores that follow."""
+"""Claims of a fine-tuning: its start, its task, its answers, and the scores that follow."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -175,7 +175,7 @@ def _answer(folder: Path, seed: int) -> str:
         raise Absent("the folder keeps no records of dev, or no answers to compare")
     dtype = str(read_manifest(folder)["sessions"][-1].get("dtype", "")).removeprefix("torch.")
     tolerance = ANSWER_TOLERANCE.get(dtype, ANSWER_TOLERANCE["bfloat16"])
-    answers = iter(kept)  # the records stand in the order of dev
+    answers = iter(kept)  # the records are in the order of dev
     for number, answer in enumerate(load_model(finetuned).answer(records).records, 1):
         is_there = any(map(partial(_is_like, answer, tolerance), answers))
         require(is_there, f"{folder}: the answer to record {number} is not the model's: {answer}")

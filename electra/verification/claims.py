@@ -1,4 +1,4 @@
-"""Claims and how they fared; the records of hashes that lie in a folder of any kind."""
+"""Claims and how they fared; the records of hashes in a folder of any kind."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ class Claim(NamedTuple):
     status: Literal["ok", "FAILED", "not checked"]
     claim: str
     told: str = ""
-    """What was found, or why the claim was not checked."""
+    """The finding, or why the claim was not checked."""
 
 
 class Claims:
@@ -33,14 +33,14 @@ class Claims:
         self.found: list[Claim] = []
 
     def inside(self, place: str) -> "Claims":
-        """Return a collector for a folder inside, whose name stands before each of its claims."""
+        """Return a collector for a folder inside, whose name precedes each of its claims."""
         inner = Claims(self.show, f"{self.place}{place}/")
         inner.found = self.found
         return inner
 
     @contextmanager
     def prove(self, claim: str) -> Iterator[Callable[[str], None]]:
-        """Add a claim, which fails by an error inside; what is yielded tells what was found."""
+        """Add a claim, which fails by an error inside; what is yielded describes what was found."""
         told: list[str] = []
         try:
             yield told.append

@@ -1,4 +1,4 @@
-"""What a tokenizer and shards claim: files as they are written, counts, and the text's tokens."""
+"""Claims of a tokenizer and of shards: files as they are written, counts, and the text's tokens."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -106,7 +106,7 @@ def _count_unknown(shard: Shard, tokenizer: Tokenizer) -> int:
 
 
 def _tokenize(shards: Shards, text: Sequence[str]) -> str:
-    """Return how many documents of the text stand in the shards in its order; refuse others."""
+    """Return how many documents of the text the shards have in its order; refuse others."""
     manifest = shards.manifest
     config = from_dict(PrepareConfig, {**asdict(PrepareConfig()), **manifest["config"]})
     files, tokenizer = find_sources(text, config).files, shards.tokenizer
@@ -143,7 +143,7 @@ class _Reader:
                 yield shard.tokens[start:end]
 
     def take(self, tokens: np.ndarray) -> bool:
-        """Return whether the next document is this one, and go on to the one behind it."""
+        """Return whether the next document is this one, and continue to the one behind it."""
         is_next = self.next is not None and np.array_equal(self.next, tokens)
         if is_next:
             self.next = next(self.documents, None)

@@ -1,4 +1,4 @@
-"""What an export claims: the weights and the answers of the model that it came from."""
+"""Claims of an export: the weights and the answers of the model that it came from."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

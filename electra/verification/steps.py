@@ -1,4 +1,4 @@
-"""What a run claims: settings and weights, its shards, its records; steps are computed again."""
+"""Claims of a run: settings and weights, its shards, its records; steps are computed again."""
 
 import math
 import warnings
@@ -204,7 +204,7 @@ def _choose(run: Path, intact: list[Path], limit: int) -> Stretch:
     found: list[Stretch] = []
     steps = [r["step"] for r in _read_records(run) if r["part"] == "train"]
     for first, start in [*([(0, None)] if begins_alone(run) else []), *ends.items()]:
-        # Of another session with another number of steps, the schedule was another one.
+        # A session with another number of steps had another schedule.
         if find_session(run, first).get("flops") != last:
             continue
         behind = [each for each in ends if each > first][:1]

@@ -1,4 +1,4 @@
-"""What the results of a suite claim: comparisons and tables follow from their records."""
+"""Claims of a suite's results: comparisons and tables follow from their records."""
 
 import re
 import shlex

@@ -14,7 +14,7 @@ from electra.verification.exported import verify_export
 from electra.verification.steps import verify_run
 
 STEPS = 100
-"""Most steps of a run that are computed again, unless told."""
+"""Most steps of a run that are computed again by default."""
 KINDS = {
     "run": ("checkpoints/", "metrics.jsonl"),
     "shards": ("train-00000.tokens", "heldout-00000.tokens"),
@@ -23,11 +23,11 @@ KINDS = {
     "export": ("model.safetensors", "model.gguf", "config.json"),
     "tokenizer": ("tokenizer.json", "tokenizer_config.json"),
 }
-"""Names that tell the kind of a folder, also of a damaged one; a folder's ends in /."""
+"""Names that show the kind of a folder, also of a damaged one; a folder's ends in /."""
 
 
 def find_kind(folder: Path) -> str:
-    """Return the kind of a folder in KINDS, by what lies in it; empty: none."""
+    """Return the kind of a folder in KINDS, by its contents; empty: none."""
     for kind, names in KINDS.items():
         for name in names:
             path = folder / name

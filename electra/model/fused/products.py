@@ -13,7 +13,7 @@ _HAS_ONEDNN = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkld
 
 
 class Kept(NamedTuple):
-    """What dropout keeps of a tensor."""
+    """The elements of a tensor that dropout keeps."""
 
     mask: Tensor | None
     """1 where an element is kept and 0 elsewhere, in the compute dtype; None: all is kept."""

@@ -428,7 +428,7 @@ def attend_back_to_distances(
 ) -> Tensor:
     """Return sums of the gradients by distance (P, N, K, 2, 2, W, D), float32.
 
-    Of a diagonal of tiles they are those of its low and its high block, of queries and keys.
+    For a diagonal of tiles they are those of its low and its high block, of queries and keys.
     """
     sums = _make_sums(q_BLND)
     P, N, K = sums.shape[:3]
