@@ -29,8 +29,8 @@ def test_package_tests_and_documents_have_a_limit():
     """
     pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     texts = [path.read_bytes() for path in pages]
-    assert count_lines(PACKAGE.rglob("*.py")) <= 46_000
-    assert count_lines((ROOT / "tests").rglob("*.py")) <= 31_500
+    assert count_lines(PACKAGE.rglob("*.py")) <= 47_000
+    assert count_lines((ROOT / "tests").rglob("*.py")) <= 32_500
     assert sum(len(text) for text in texts if not text.startswith(b"<!-- written by")) <= 220_000
 
 
