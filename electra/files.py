@@ -49,7 +49,7 @@ def parse_size(words: str) -> int:
     """Return bytes from words such as 200GB."""
     found = re.fullmatch(r"([0-9]+(?:[.][0-9]*)?) ?([KMGT]?)B?", words.strip().upper())
     size = round(float(found[1]) * UNITS[found[2]]) if found else 0
-    require(size > 0, f"{words!r} is no size: write it as 200GB, in KB, MB, GB or TB")
+    require(size > 0, f"{words!r} is not a size: write it as 200GB, in KB, MB, GB or TB")
     return size
 
 
@@ -286,7 +286,7 @@ def _to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _to_float(number: str) -> float:
     if not math.isfinite(value := float(number)):  # of many: no message is made where none is due
-        raise UserError(f"{reprlib.repr(number)} is no finite number")
+        raise UserError(f"{reprlib.repr(number)} is not a finite number")
     return value
 
 
@@ -370,8 +370,8 @@ def _lock(file: IO[str], *, wait: bool) -> bool:
         return False
     except OSError as error:
         warnings.warn(
-            f"this file system has no locks ({error.strerror}): give no second command that "
-            "writes the same folder before this one has ended",
+            f"this file system has no locks ({error.strerror}): do not start a second command "
+            "that writes the same folder before this one ends",
             stacklevel=2,
         )
     return True

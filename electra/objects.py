@@ -174,7 +174,7 @@ def fetch(path: Path, sha256: str, folder: Path | None = None) -> Path:
     one copies and the others wait. A copy that was not compared for a day is compared again.
     """
     if not re.fullmatch("[0-9a-f]{64}", str(sha256)):
-        raise UserError(f"{path} cannot be checked: {sha256!r} is no sha256")
+        raise UserError(f"{path} cannot be checked: {sha256!r} is not a sha256")
     copy = (folder or cache_folder("shards")) / sha256
     if copy.exists() and 0 <= time.time() - copy.stat().st_mtime < TRUSTED_SECONDS:
         return copy
@@ -224,7 +224,7 @@ def _open(url: Path) -> tuple[Any, str]:
     require(scheme in STORES, f"{url} cannot be read: shards are at one of {known}")
     OPENED.add(os.getpid())
     is_alone = len(OPENED) == 1
-    require(is_alone, f"{url} is asked for in a process that was forked: start it by spawn")
+    require(is_alone, f"{url} cannot be read in a forked process: start the process by spawn")
     return _open_store(f"{scheme}://{top}/"), key
 
 

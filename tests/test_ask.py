@@ -101,7 +101,7 @@ def test_an_answer_that_is_no_number_is_refused(run, value):
         lambda: embed(discriminator, ["a cat"]),
         lambda: draw_picture(generator, [discriminator], "a cat"),
     ):
-        refuse("the model's answer is no number", act)
+        refuse("the model's answer is not a number", act)
 
 
 def test_both_verbs_print_text_or_json(run, tmp_path, capsys, monkeypatch):

@@ -268,7 +268,7 @@ def test_sizes_are_words():
     ]  # fmt: skip
     assert format_size(1_250_000_000) == "1.25 GB"
     for word in ("", "GB", "-1GB", "0", "1 PB", "nan"):
-        refuse("is no size", parse_size, word)
+        refuse("is not a size", parse_size, word)
 
 
 def test_a_plan_tells_what_is_copied(many_shards, site, toy_config, capsys):

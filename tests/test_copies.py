@@ -97,5 +97,5 @@ def test_a_slow_store_leaves_checkpoints_out_and_blocks_nothing(run, tmp_path, m
     commit = tmp_path / "store/step-00000003.json"
     for name in ("../out", f"{tmp_path}/out"):
         write_json(commit, read_object(commit) | {"sha256": {name: "0" * 64}})
-        refuse("is no file of a run", fetch_copy, url, tmp_path / "again")
+        refuse("is not a file of a run", fetch_copy, url, tmp_path / "again")
     assert not (tmp_path / "again").exists()

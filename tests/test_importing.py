@@ -222,7 +222,7 @@ def test_what_is_no_model_is_refused(bert, run, tmp_path, monkeypatch):
     weights.pop("cls.predictions.decoder.bias", None)
     save_file(weights, folder / "model.safetensors")
     refuse("encoder.layer.1.output.dense.bias", import_model, folder, out)
-    refuse("is no Hugging Face folder: it has no config.json", import_model, tmp_path, out)
+    refuse("is not a Hugging Face folder: it has no config.json", import_model, tmp_path, out)
     refuse("was written by electra; use it directly", import_model, run, out)
     assert not out.exists()
 

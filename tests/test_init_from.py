@@ -673,7 +673,7 @@ def test_the_command_continues_a_continued_run(folders, toy_shards, tmp_path, mo
     assert "with changed settings: train.steps 20 -> 24" in printed
     assert read_run_config(tmp_path / "run").generator.warmup_steps == 2
     more = "train.steps=26", "generator.warmup_steps=3"
-    refuse_command("was begun with generator.warmup_steps=2, not 3", capsys, *words, *more)
+    refuse_command("was started with generator.warmup_steps=2, not 3", capsys, *words, *more)
     with pytest.raises(SystemExit):
         main(["pretrain", "--resume", "run", "--init-from", "start"])
     for verb in ("plan", "flops"):

@@ -157,4 +157,4 @@ def test_a_run_and_its_samples_are_shown(run, tmp_path, capsys):
     (tmp_path / "nothing").mkdir()
     with pytest.raises(SystemExit):
         main(["inspect", str(tmp_path / "nothing")])
-    assert "is no shards folder" in capsys.readouterr().err
+    assert "is not a shards folder" in capsys.readouterr().err

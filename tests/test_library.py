@@ -146,7 +146,7 @@ def test_histories_answers_and_claims_are_records(run, toy_question, tmp_path):
     assert answers.prediction.isin(["woman", "other"]).all()
     assert [*DataFrame(electra.score(run, TEXTS)).text] == TEXTS
     assert {*DataFrame(electra.verify(out)).columns} == {"status", "claim", "told"}
-    refuse("is no run and no fine-tuning", electra.history, toy_question)
+    refuse("is neither a run nor a fine-tuning", electra.history, toy_question)
 
 
 def test_a_verb_prints_nothing_and_a_dry_run_writes_nothing(run, toy_text, tmp_path, capfd):

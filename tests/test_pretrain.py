@@ -333,7 +333,7 @@ def test_where_a_run_can_end_early(run, tmp_path, monkeypatch, capsys):
     assert f"would end {start} early and write the run end" in printed
     main([*words, "3", "--out", "end", "--max-time", "0.01s"])  # stops after its first step
     assert "wrote end" not in capsys.readouterr().out
-    begun, other = "end was begun at step 6 with --cooldown 3", start.with_name("step-00000012")
+    begun, other = "end was started at step 6 with --cooldown 3", start.with_name("step-00000012")
     refuse_command(begun, capsys, *words, "4", "--out", "end")
     with monkeypatch.context() as inside:
         inside.chdir(run)

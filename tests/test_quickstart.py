@@ -97,7 +97,7 @@ def test_a_killed_quickstart_goes_on(capsys, texts, tmp_path):
         begun = begun or {path: path.stat().st_mtime_ns for path in whole}
     _, _, err = run(capsys, *words, *more, "seeds=2")
     assert len(err.splitlines()) == 1
-    assert "out was begun with seeds=1, not 2: remove it, or choose another --out" in err
+    assert "out was started with seeds=1, not 2: remove it, or choose another --out" in err
     assert run(capsys, *words, *more)[0] == 0
     assert begun == {path: path.stat().st_mtime_ns for path in begun}
     assert len(json.loads((out / "run/manifest.json").read_text())["sessions"]) == 2

@@ -267,7 +267,7 @@ def test_a_suite_from_its_file_to_its_page(
     assert "all 4 runs are done" in said(*one, "--dry-run", runs="elsewhere").out
     # Results, and a folder of runs, belong to one comparison.
     toy_suite.write_text(TOY.replace("3e10", "4e10"))
-    begun = "results.json: electra-1-seed-0 was begun with "
+    begun = "results.json: electra-1-seed-0 was started with "
     assert begun in refusal(*one, runs="elsewhere")
     assert "train.steps=" in refusal(*one)
     toy_suite.write_text(TOY.replace("epochs=1", "epochs=2"))
@@ -327,7 +327,7 @@ def test_rows_that_differ_in_fine_tuning_alone_have_one_pre_training(
     table = find_suite("bert-table-5").read_text()
     (tmp_path / "table.toml").write_text(table.replace("bilstm=true", "pooling=mean"))
     toy_suite.write_text(suite)
-    told = "ltr-no-nsp-bilstm-1-seed-0 has fine-tunings with bilstm=true of its row; choose another"
+    told = "ltr-no-nsp-bilstm-1-seed-0 has fine-tunings with bilstm=true of the row; choose another"
     assert told in " ".join(refusal().split())
 
 
@@ -616,7 +616,15 @@ def test_results_of_other_shards_are_not_overwritten_even_if_they_lack_a_task(
     }
     results = {"suite": {}, "records": [record], "others": []}
     (tmp_path / "results.json").write_text(json.dumps(results))
-    refuse("is of other shards; choose another folder", find_known, tmp_path, [], suite, plan, {})
+    refuse(
+        "was trained on other shards; choose another folder",
+        find_known,
+        tmp_path,
+        [],
+        suite,
+        plan,
+        {},
+    )
 
 
 def test_files_of_others_are_not_overwritten(refusal, tmp_path):
@@ -910,7 +918,9 @@ def test_collapsed_fine_tunings_are_told(toy_suite):
 
 
 def test_data_of_another_task_is_refused():
-    refuse("names tagging, which is no task of the suite", find_tasks, ["own"], None, ["tagging=x"])
+    refuse(
+        "names tagging, which is not a task of the suite", find_tasks, ["own"], None, ["tagging=x"]
+    )
 
 
 def test_uncommitted_changes_are_told():

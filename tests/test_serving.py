@@ -204,7 +204,7 @@ BODIES = [
     ("tuned/predict", b'{"records": [{"text": ""}, {}]}', 422, "record 2: no 'text'"),
     ("tuned/predict", b'{"records": [{"text": "\\udfff"}]}', 422, "unpaired surrogate"),
     ("run/picture", b'{"text": "a", "positions": [1]}', 422, "no token [1]: the text has 1"),
-    ("run/picture", b'{"text": "a", "mask_prob": NaN}', 422, "'NaN' is no finite"),
+    ("run/picture", b'{"text": "a", "mask_prob": NaN}', 422, "'NaN' is not a finite"),
     ("run/picture", b'{"text": "a", "seed": 4294967296}', 422, "seed"),
     ("run/picture", b'{"text": "a", "beside": ["tuned"]}', 404, "tuned cannot detect"),
 ]
@@ -693,7 +693,7 @@ def test_a_fine_tuned_answer_that_is_no_number_is_refused(tuned):
     model = load_model(read_finetuned(tuned), Machine())
     with torch.no_grad():
         model.network.head.dense.weight.fill_(torch.nan)
-    refuse("answer is no number", lambda: model.answer([{"text": "a"}]))
+    refuse("answer is not a number", lambda: model.answer([{"text": "a"}]))
 
 
 def test_checkpoints_exports_and_other_networks_are_models(run, exported, start, tmp_path):

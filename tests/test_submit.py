@@ -159,12 +159,12 @@ def test_what_does_not_fit_is_refused_and_nothing_written(folders, tmp_path):
     refused(f"cola and {tmp_path}/twin are both on cola; give one of them", twin)
     own = write_folder(tmp_path / "mine", "cola", TWO)
     (own / "results.json").write_text('{"task": "weather", "seeds": {}}')
-    refused("mine is no fine-tuning on a task of GLUE, but on 'weather'", own)
+    refused("mine is a fine-tuning on 'weather', not on a task of GLUE", own)
     (own / "results.json").write_text('{"task": "cola", "best": "rate=1"}')
     refused("mine is a grid, and lacks the folder of its best fine-tuning, rate=1", own)
     for name in ("nowhere", "begun"):
         (tmp_path / "begun").mkdir(exist_ok=True)
-        refused(f"{name} is no finished fine-tuning: it has no results.json", tmp_path / name)
+        refused(f"{name} is not a finished fine-tuning: it has no results.json", tmp_path / name)
     refused("twin exists already", out="twin")
     path = tmp_path / "cola/seed-0/test_predictions.tsv"
     text = path.read_text()

@@ -48,7 +48,7 @@ def test_google_s_checkpoint_becomes_a_folder_for_every_verb(tmp_path, capsys):
     }  # fmt: skip
     printed = succeed(capsys, "import", tmp_path / "folder", "--out", tmp_path / "start")
     assert re.search(r"loaded (\d+) of \1 tensors", printed.out)
-    says = "is no Hugging Face folder: it has no config.json; of a TensorFlow checkpoint, `python"
+    says = "is not a Hugging Face folder: it has no config.json; `python"
     refuse_command(says, capsys, "import", CHECKPOINT, "--out", tmp_path / "again")
     judge = load_file(tmp_path / "start/model.safetensors")
     masked_lm = load_file(tmp_path / "start/generator/model.safetensors")

@@ -577,7 +577,7 @@ def test_sequences_of_ids_need_no_text(tmp_path, names):
     assert loaded.encode(" ".join(names[3:6])) == [3, 4, 5]
     for bad in ([len(names)], [-1], [True], ["A"], [1.0]):
         path.write_text(json.dumps(bad))
-        says = "a.jsonl, line 1:  ...  is no id of the vocabulary"
+        says = "a.jsonl, line 1:  ...  is not an id of the vocabulary"
         refuse(says, prepare, [str(path)], loaded, tmp_path / "never", config)
     for wrong in (["a", "a"], ["a b"], [""], ["[CLS]"]):
         refuse("name", Tokenizer.declare, wrong)

@@ -220,7 +220,8 @@ DAMAGE = {
     ),
     "samples": (
         *("run", lambda f: change(f / "samples.json", '_replaced": true', '_replaced": false')),
-        *("the held-out measures are computed again", "samples.json is not what the model judges"),
+        "the held-out measures are computed again",
+        "samples.json does not hold the model's judgements",
     ),
     "tokenizer of a run": (
         *("run", lambda f: flip_bit(f / "tokenizer/vocab.txt")),
@@ -248,7 +249,7 @@ DAMAGE = {
     ),
     "half a vocabulary": (
         *("vocabulary", lambda f: (change(f / "vocab.txt", "##e\n", "##z\n"), sign(f))),
-        *("tokenizer.json: it is read", "vocab.txt is not what this vocabulary is written as"),
+        *("tokenizer.json: it is read", "vocab.txt is not the file that this vocabulary writes"),
     ),
     "a fine-tuned model": (
         *("tuned", lambda f: flip_bit(f / "seed-0/model/model.safetensors")),
@@ -423,7 +424,7 @@ def test_the_shortest_stretch_is_computed_that_the_limit_allows(damaged):
     assert told[claim].told == "steps 1 to 12 end with the bits of step-00000012"
     refuse("steps must be >= 1", verify, run, steps=0)
     (damaged / "empty").mkdir()
-    refuse("is no tokenizer", verify, damaged / "empty")
+    refuse("is not a tokenizer", verify, damaged / "empty")
     refuse("there is no folder", verify, damaged / "gone")
 
 

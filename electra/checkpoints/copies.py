@@ -57,7 +57,7 @@ def fetch_copy(url: Path, run: Path) -> bool:
         return False
     with new_folder(run) as folder:
         for file, sha256 in _read_commit(url / f"{name}.json")["sha256"].items():
-            told = f"{url / name}.json is damaged: {file!r} is no file of a run"
+            told = f"{url / name}.json is damaged: {file!r} is not a file of a run"
             require(is_inside(file), told)
             make_folder((folder / file).parent)
             copy_object(url / name / file, folder / file, sha256)

@@ -35,7 +35,7 @@ class Tracker:
                 **options,
             )
         except Exception as error:  # each package has errors of its own
-            raise UserError(f"train.tracker={name} does not begin: {error}") from None
+            raise UserError(f"train.tracker={name} does not start: {error}") from None
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Send what was measured at a step; a tracker that fails gets no more records."""

@@ -288,7 +288,7 @@ def summarise(folder: Path, task: Task, seeds: int) -> dict[str, Any]:
     others = {record["seed"]: record for record in runs if "replaces" in record}
     # A file system may show the folders of other machines late.
     missing = sorted(set(range(seeds)) - drawn.keys())
-    require(not missing, f"{folder} lacks seeds {missing}; give the command again")
+    require(not missing, f"{folder} lacks seeds {missing}; run the command again")
     notes = list(task.notes) + [
         f"{_name_seed(record)} collapsed: {'; '.join(record['notes'])}"
         for record in runs

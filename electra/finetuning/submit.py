@@ -88,13 +88,13 @@ def _read_results(folders: Sequence[Path]) -> dict[str, tuple[Path, dict[str, An
     found: dict[str, tuple[Path, dict[str, Any]]] = {}
     for folder in map(find_best, folders):
         is_finished = (folder / "results.json").is_file()
-        require(is_finished, f"{folder} is no finished fine-tuning: it has no results.json")
+        require(is_finished, f"{folder} is not a finished fine-tuning: it has no results.json")
         check_hashes(folder)
         results = read_results(folder, "task")
         task = results["task"]
         require(
             task in GLUE and "seeds" in results,
-            f"{folder} is no fine-tuning on a task of GLUE, but on {task!r}; leave it out",
+            f"{folder} is a fine-tuning on {task!r}, not on a task of GLUE; leave it out",
         )
         require_fields(results, ("metric", "num_items"), folder / "results.json")
         if task in found:

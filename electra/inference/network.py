@@ -146,7 +146,7 @@ class LoadedNetwork(LoadedEncoder):
 def require_numbers(values: Tensor) -> Tensor:
     """Return the values if none is NaN or infinite, which JSON cannot hold; -inf is padding."""
     is_number = bool((values < torch.inf).all())
-    require(is_number, "the model's answer is no number: its weights are damaged, or too large")
+    require(is_number, "the model's answer is not a number: its weights are damaged, or too large")
     return values
 
 

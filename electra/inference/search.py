@@ -178,7 +178,7 @@ def begun(out: Path, settings: dict[str, Any]) -> Iterator[tuple[Path, dict[str,
     files.refuse_existing(out)
     folder, facts = out.with_name(f"{out.name}.incomplete"), dict(settings)
     is_ours = not folder.exists() or (folder / BEGUN).exists() or not any(folder.iterdir())
-    require(is_ours, f"{folder} was not begun by this command; remove it or choose another name")
+    require(is_ours, f"{folder} was not started by this command; remove it or choose another name")
     files.make_folder(folder)
     with files.hold(folder / files.LOCK):
         if (folder / BEGUN).exists():
@@ -235,7 +235,7 @@ def open_index(folder: Path, searcher: Searcher) -> Index:
     """Return an index whose vectors are those of this model; refuse any other, and damage."""
     files.check_hashes(folder)
     facts = files.read_object(folder / files.HASHES)
-    with refuse_unlike(f"{folder} is no index"):
+    with refuse_unlike(f"{folder} is not an index"):
         weights, shape = facts["weights"], (facts["num_passages"], facts["hidden_size"])
     require(
         weights == searcher.weights,

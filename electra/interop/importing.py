@@ -228,7 +228,7 @@ def _require_same_states(
     for row in (row[:most_tokens] for row in keep.rows if row):
         ids = torch.tensor([row])
         before, after = encoders[0](ids_of[ids]), encoders[1](ids)
-        require(torch.equal(before, after), "the states with the smaller vocabulary are others")
+        require(torch.equal(before, after), "the smaller vocabulary changes the states")
 
 
 def _extend_positions(network: SavedNetwork, number: int, how: PositionRows) -> SavedNetwork:

@@ -53,8 +53,8 @@ def read_source(path: Path) -> Source:
     config = path / "config.json"
     require(
         config.is_file(),
-        f"{path} is no Hugging Face folder: it has no config.json; of a TensorFlow checkpoint, "
-        "`python -m tools.tensorflow` of electra's repository makes one",
+        f"{path} is not a Hugging Face folder: it has no config.json; `python -m "
+        "tools.tensorflow` of electra's repository converts a TensorFlow checkpoint",
     )
     values = read_object(config)
     is_ours = not {"train", "task"}.isdisjoint(values)  # a run's settings, or a fine-tuning's

@@ -122,7 +122,7 @@ def find_finished(shards: Path, run: Path, config: PretrainConfig) -> dict[str, 
     settle(run, read_run_config(run), config)
     require(
         open_shards(shards, verify=False).digest == read_manifest(run)["shards"]["sha256"],
-        f"{shards} does not hold the shards that {run} is of; choose another --out",
+        f"{shards} does not hold the shards of {run}; choose another --out",
     )
     return read_object(path, RunResults)
 
@@ -167,8 +167,8 @@ def settle(
             why = "a run can be made longer, not shorter"
         how = f", or continue with its settings, by `{command('pretrain', '--resume', run)}`"
         if (run / "results.json").exists():
-            how = "; as it was begun it is complete"
-        raise UserError(f"{run} was begun with {differs}{more}: {why}; choose another --out{how}")
+            how = "; with its own settings it is complete"
+        raise UserError(f"{run} was started with {differs}{more}: {why}; choose another --out{how}")
     settled = override(begun, [f"{name}={after[name]}" for name in changed])
     first, setting = begun.second_stage, "generator.warmup_steps"
     if not begun.generator.warmup_steps:
@@ -253,8 +253,8 @@ def is_end_of(out: Path, start: Path, length: int | timedelta) -> bool:
     require(
         (start == run or step_of(start) == first)
         and (length == steps or not isinstance(length, int)),
-        f"{out} was begun at step {first} with --cooldown {steps}: choose another --out, or "
-        f"continue as it was begun, by `{command('pretrain', '--resume', out)}`",
+        f"{out} was started at step {first} with --cooldown {steps}: choose another --out, or "
+        f"continue with its own settings, by `{command('pretrain', '--resume', out)}`",
     )
     return True
 

@@ -70,7 +70,7 @@ def open_run(
             with _continue(run, show, shards_folder, config, machine, cache) as opened:
                 yield opened
             return
-        exists = f"{run} exists already and is no run folder; choose another --out"
+        exists = f"{run} exists already and is not a run folder; choose another --out"
         require(machine.rank > 0 or not run.exists(), exists)
         shards = open_shards(shards_folder, verify=find_place().local_rank == 0)
         require(

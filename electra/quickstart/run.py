@@ -94,8 +94,8 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
         for name, value in flatten(asked):
             require(
                 begun.get(name) == value,
-                f"{out} was begun with {name}={begun.get(name)}, not {value}: remove it, or choose "
-                "another --out",
+                f"{out} was started with {name}={begun.get(name)}, not {value}: remove it, or "
+                "choose another --out",
             )
     corpus, question = _find_corpus(text, out, config, asked)
     began = time.perf_counter()

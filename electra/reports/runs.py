@@ -211,7 +211,8 @@ def _read_model(folder: Path) -> Model:
     networks = {role: read_object(path) for role, path in paths.items() if path.is_file()}
     require(
         "encoder" in networks and all("model_type" in each for each in networks.values()),
-        f"{folder} is no run, no fine-tuning and no folder of `electra export` or `electra import`",
+        f"{folder} is neither a run, nor a fine-tuning, nor a folder of `electra export` or "
+        "`electra import`",
     )
     for role, values in networks.items():
         check_shape(values, NetworkConfig, paths[role])

@@ -121,7 +121,7 @@ def open_plan(suite: Suite, shards_folder: Path, runs: Path, jobs: int) -> Plan:
     shards = open_shards(shards_folder, verify=False)
     begun = _read_begun(runs)
     if begun.get("shards", shards.digest) != shards.digest:
-        raise UserError(f"{runs} was begun with other shards; choose another --runs")
+        raise UserError(f"{runs} was started with other shards; choose another --runs")
     before = begun.get("finetune", {})  # of tasks that this command may leave out
     for task, settings in suite.finetune_settings.items():
         was, now = (" ".join(each) or "no settings" for each in (before.get(task, ()), settings))
@@ -143,7 +143,7 @@ def open_plan(suite: Suite, shards_folder: Path, runs: Path, jobs: int) -> Plan:
         settings = begun.get("rows", {}).get(run.row.name, [])
         require(
             settings == [*run.row.finetune] or not any(place.glob("finetune-*")),
-            f"{place} has fine-tunings with {' '.join(settings) or 'no settings'} of its row; "
+            f"{place} has fine-tunings with {' '.join(settings) or 'no settings'} of the row; "
             "choose another --runs",
         )
     return plan
@@ -186,7 +186,7 @@ def require_same(place: str, begun: PretrainConfig, planned: PretrainConfig) -> 
         for name, (before, after) in differences(begun, planned).items()
         if name not in MAY_CHANGE or name == "train.steps"
     )
-    require(not named, f"{place} was begun with {named}; choose another folder")
+    require(not named, f"{place} was started with {named}; choose another folder")
 
 
 def finetune_configs(
@@ -382,7 +382,8 @@ class _PlannedRow:
         )
         require(
             budget < step * MOST_STEPS,
-            f"{name}: a step costs {step:.3g}; a budget of {budget:g} is {MOST_STEPS:,} or more",
+            f"{name}: a step costs {step:.3g}; a budget of {budget:g} is {MOST_STEPS:,} steps "
+            "or more",
         )
         steps, again = 0, max(1, round(budget / step))
         for _ in range(MOST_ROUNDS):

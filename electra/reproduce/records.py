@@ -103,7 +103,7 @@ def find_known(
             try:
                 name = f"{folder / 'results.json'}: {record['run']}"
                 if record["shards"] != plan.shards:
-                    raise UserError(f"{name} is of other shards; choose another folder")
+                    raise UserError(f"{name} was trained on other shards; choose another folder")
                 require_same(name, _config(record), run.config)
                 for task, settings in suite.finetune_settings_of(run.row).items():
                     if task not in scores:

@@ -74,7 +74,7 @@ def find_tasks(tasks: Sequence[str], glue: Path | None, data: Sequence[str]) -> 
         name, equals, path = word.partition("=")
         require(bool(equals), f"--data takes TASK=FOLDER, not {word!r}")
         near = did_you_mean(name, tasks)
-        require(name in tasks, f"--data names {name}, which is no task of the suite{near}")
+        require(name in tasks, f"--data names {name}, which is not a task of the suite{near}")
         given[name] = Path(path)
     folders = {}
     for task in tasks:

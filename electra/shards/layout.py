@@ -121,6 +121,6 @@ def read_moves(folder: Path) -> dict[str, str]:
     moves = parse_object(content, folder / MOVES) if content is not None else {}
     check_shape(moves, dict[str, str], folder / MOVES)
     for place in moves.values():
-        told = f"{folder / MOVES} is damaged: {place} is no place in the folder"
+        told = f"{folder / MOVES} is damaged: {place} is not a place in the folder"
         require(is_inside(place), told)
     return moves

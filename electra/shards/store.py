@@ -331,7 +331,7 @@ def _read_tables(path: Path) -> list[dict[str, Any]]:
     tables: Any = parse_toml(path).get("corpus")
     is_list = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
     if not (is_list and tables):
-        raise UserError(f"{path} is no mixture: it has no table [[corpus]]")
+        raise UserError(f"{path} is not a mixture: it has no table [[corpus]]")
     value = "weight" if any("weight" in table for table in tables) else "repeats"
     for table in tables:
         require(

@@ -242,7 +242,7 @@ def _text_of(record: Any, text_field: str, place: str, names: Sequence[str] | No
         for token_id in record:
             if not (type(token_id) is int and 0 <= token_id < len(names)):
                 raise UserError(
-                    f"{place}: {token_id!r} is no id of the vocabulary, whose ids are 0 to "
+                    f"{place}: {token_id!r} is not an id of the vocabulary, whose ids are 0 to "
                     f"{len(names) - 1:,}"
                 )
         return " ".join([names[token_id] for token_id in record])

@@ -386,7 +386,7 @@ def inspect(
             return _inspect_training(folder, json=json)
         require(
             is_shards or is_url(folder),
-            f"{folder} is no shards folder; to see what a tokenizer does, name a text by --text",
+            f"{folder} is not a shards folder; to see what a tokenizer does, name a text by --text",
         )
         return _inspect_shards(folder, json=json)
     loaded = Tokenizer.load(folder / "tokenizer" if is_shards else folder)

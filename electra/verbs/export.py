@@ -57,7 +57,7 @@ def _refuse_others(out: Path) -> None:
     is_report = " - ELECTRA</title>" in begin.partition("<style>")[0]
     if out.suffix.lower() == ".md":
         is_report = begin.startswith(("| run | steps |", "| encoder | task |", "| model | network"))
-    require(is_report, f"{out} is there and is no report; choose another --out")
+    require(is_report, f"{out} exists and is not a report; choose another --out")
 
 
 class Exported(NamedTuple):
@@ -229,7 +229,7 @@ def _check(
     )
     require(
         form != "gguf" or not (is_tuned or is_onnx),
-        "gguf is one file with an encoder: of a run, without the head of a fine-tuning or ONNX",
+        "gguf is one file with the encoder of a run: no head of a fine-tuning, and no ONNX",
     )
     if seed is not None and not is_tuned:
         raise UserError(f"a seed is for a folder of `electra finetune`, which {run} is not")

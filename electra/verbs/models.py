@@ -133,7 +133,7 @@ def history(folder: Place) -> list[dict[str, Any]]:
         epochs = [{"seed": each["seed"], **epoch} for each in seeds for epoch in each["epochs"]]
         return [{**epoch, **epoch.pop("scores")} for epoch in epochs]
     is_there = (path / "metrics.jsonl").is_file()
-    require(is_there, f"{path} is no run and no fine-tuning: it has no metrics.jsonl")
+    require(is_there, f"{path} is neither a run nor a fine-tuning: it has no metrics.jsonl")
     return read_curves(path)
 
 

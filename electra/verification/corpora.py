@@ -48,7 +48,7 @@ def prove_tokenizer(claims: Claims, folder: Path) -> None:
                 own = folder / path.name
                 require(own.is_file(), f"{own} is missing")
                 same = own.read_bytes() == path.read_bytes()
-                require(same, f"{own} is not what this vocabulary is written as")
+                require(same, f"{own} is not the file that this vocabulary writes")
         tell(f"{tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
 
 
@@ -83,7 +83,7 @@ def _count(shards: Shards) -> str:
             for starts in (shard.lines, shard.documents):
                 rises = starts[0] == 0 and (np.diff(starts.astype(np.int64)) > 0).all()
                 right = rises and starts[-1] < len(shard.tokens)
-                require(bool(right), f"{shard.path}: its lines or documents are in no order")
+                require(bool(right), f"{shard.path}: its lines or documents are not in order")
         for column, number in sums.items():
             said = entry[f"num_{column}"]
             require(said == number, f"{name} has {number:,} {column}, not {said:,}")

@@ -69,7 +69,7 @@ def find_source(folder: Path) -> SavedModel:
     run, at_seed, seed = told.rpartition(" at seed ")
     if at_seed:
         return read_finetuned(find_beside(folder, run), int(seed))
-    raise Absent(f"it came from {told}, which is no run and no fine-tuning")
+    raise Absent(f"it came from {told}, which is neither a run nor a fine-tuning")
 
 
 def _outgoing(source: SavedModel) -> dict[str, Outgoing]:

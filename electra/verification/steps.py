@@ -251,5 +251,5 @@ def _evaluate(run: Path, shards: Shards, intact: list[Path]) -> str:
     if samples.exists() and done == step.config.train.steps and not unlike:
         shown = view_rows(step.model, rows, shards.tokenizer, step.micro_rows)
         is_same = read_object(samples)["rows"] == shown
-        require(is_same, f"{samples} is not what the model judges")
+        require(is_same, f"{samples} does not hold the model's judgements")
     return f"step {done:,}, {_tell_tolerance(unlike)}"

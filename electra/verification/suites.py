@@ -59,7 +59,7 @@ def _compare_texts(path: Path, written: Path) -> str:
     said, found = (each.read_text(encoding="utf-8").splitlines() for each in (path, written))
     tables = [[line for line in lines if TABLE.search(line)] for lines in (said, found)]
     for one, other in zip_longest(*tables):
-        require(one == other, f"{path} has the line {one!r}; of the records follows {other!r}")
+        require(one == other, f"{path} has the line {one!r}; the records give {other!r}")
     numbers = [{*NUMBER.findall("".join(lines))} for lines in (said, found)]
     others = ", ".join(sorted(numbers[0] - numbers[1]))
     require(not others, f"{path} has numbers that no record gives: {others}")
@@ -68,7 +68,10 @@ def _compare_texts(path: Path, written: Path) -> str:
 
 def _require_like(path: Path, said: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
     """Refuse comparisons that are not those found, to rounding."""
-    require(len(said) == len(found), f"{path}: {len(found)} comparisons follow, not {len(said)}")
+    require(
+        len(said) == len(found),
+        f"{path}: the records give {len(found)} comparisons, not {len(said)}",
+    )
     for one, other in zip(said, found, strict=True):
         for name, value in other.items():
             was = one.get(name)

@@ -59,7 +59,7 @@ def verify(
         places = sorted(each for each in folder.iterdir() if each.is_dir() and find_kind(each))
     if not places:
         raise UserError(
-            f"{folder} is no tokenizer, shards, run, fine-tuning, export or results of a suite"
+            f"{folder} is not a tokenizer, shards, a run, a fine-tuning, an export or a suite"
         )
     for place in places:
         inner, before = claims, len(claims.found)
