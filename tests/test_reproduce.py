@@ -801,7 +801,7 @@ def test_what_a_suite_refuses(tmp_path, changes, named):
         ({"set": ("train.steps=100",)}, "train.steps follow from seeds and"),
         ({"finetune": {"all": ("threads=1",)}}, "reseeds is 0 in a suite, and threads is"),
         ({"budget": 3e6}, "ELECTRA: its share of the budget, 3e+06, is less than a step"),
-        ({"budget": 1e300}, "a budget of 1e+300 is 1,000,000,000 or more"),
+        ({"budget": 1e300}, "a budget of 1e+300 is 1,000,000,000 steps or more"),
         ({"rows": (Row(name="BERT"), Row(name="bert!"))}, "rows 'BERT' and 'bert!' differ in"),
     ],
 )
