@@ -22,7 +22,7 @@ import electra
 from electra.assignments import override
 from electra.checkpoints.folder import read_model
 from electra.interop.export import export
-from electra.method.config import OBJECTIVES, SCHEMES
+from electra.method.config import OBJECTIVES, SCHEMES, MethodConfig
 from electra.method.flops import count_true
 from electra.method.masking import Vocabulary
 from electra.method.measures import Measures, entropy
@@ -812,7 +812,15 @@ def test_example_of_a_new_objective(batch, train, toy_config, tmp_path, monkeypa
     monkeypatch.setitem(sys.modules, module.__name__, module)
     (name, place) = re.findall(r'^    "(\w+)": "(.*)",$', page, re.MULTILINE)[0]
     monkeypatch.setitem(OBJECTIVES, name, place)
+    (kind,) = re.findall(r'^ {8}"(\w+)": "(.*)",$', page, re.MULTILINE)
+    monkeypatch.setitem(MethodConfig.kinds, *kind)
     setting = f"method.objective={name}"
+    refuse(
+        "needs an objective with a generator, not shuffled",
+        config_of,
+        setting,
+        "generator.warmup_steps=2",
+    )
     model = build(setting)
     draw, counts = draw_for(model, batch)
     output = model(batch, draw, counts)

@@ -111,9 +111,6 @@ OBJECTIVES = {
 }
 """Module and class of each objective, below electra; other packages may have more (outside.py)."""
 
-ALONE = ("mlm", "causal_lm")
-"""Those of them without a generator."""
-
 SCHEMES = {
     ("rtd", "two_stage"): "objectives.schemes:TwoStage",
     ("rtd", "adversarial"): "objectives.schemes:Adversarial",
@@ -167,11 +164,14 @@ class MethodConfig(Settings):
     section = "method."
     tag = "objective"
     kinds: ClassVar[Mapping[str, str]] = dict.fromkeys(OBJECTIVES, "") | {
+        **dict.fromkeys(("mlm", "causal_lm"), "objectives.config:AloneConfig"),
         "electric": "objectives.config:ElectricConfig",
         "teams": "objectives.config:TeamsConfig",
         "cocolm": "objectives.config:CocoLMConfig",
     }
     of_others = "objectives"
+    has_generator: ClassVar[bool] = True
+    """Whether another network makes the input of the one that pre-training returns."""
     run_needs: ClassVar[tuple[Needs | Order, ...]] = ()
     """Rules of the objective for all settings of a run."""
     needs = (

@@ -89,8 +89,6 @@ class Objective(nn.Module):
         share_awake: Share of the run's steps that train the network that pre-training returns.
     """
 
-    has_generator = True
-    """Whether another network makes the input of the one that pre-training returns."""
     needs_frequencies = False
     """Whether the objective reads `Vocabulary.frequencies_V`, for which the corpus is counted."""
     settings = MethodConfig

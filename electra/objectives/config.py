@@ -10,6 +10,13 @@ COMPARES = "it compares whole rows of a step; method.contrast_weight=0 does not"
 
 
 @dataclass(frozen=True, kw_only=True)
+class AloneConfig(MethodConfig):
+    """Settings of an objective without a generator: `mlm`, `causal_lm`, another package's."""
+
+    has_generator = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class ElectricConfig(MethodConfig):
     """Settings of `method.objective=electric`."""
 

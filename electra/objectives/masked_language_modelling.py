@@ -35,8 +35,6 @@ class MaskedLanguageModelling(Objective):
     2019, section 3.1; google-research/bert run_pretraining.py.
     """
 
-    has_generator = False
-
     def __init__(self, parts: Parts):
         super().__init__(parts)
         self.mlm = parts.masked_lm()
@@ -77,8 +75,6 @@ class CausalLanguageModelling(Objective):
     BERT's ablation "LTR & No NSP", in which the encoder is also causal in fine-tuning. Source:
     Devlin et al. 2019, section 5.1.
     """
-
-    has_generator = False
 
     def __init__(self, parts: Parts):
         super().__init__(parts)

@@ -1,8 +1,8 @@
 """Which steps are skipped: those without a finite loss and gradient, and spikes of the gradient.
 
 Everything stays on the device, so that a step can be captured and never waits. A skipped step
-leaves weights, moments and counters as they are; of two updates apart, the second does. Its rows
-are a function of (seed, step), so they can be written aside later.
+changes no weights, moments or counters; of two updates apart, a first one that was accepted stays.
+Its rows are a function of (seed, step), so they can be written aside later.
 
 Source: the skipped steps of OLMo-core's SkipStepOptimizer. There a NaN enters the window of norms,
 and every step after it is skipped until it has left the window; here it never enters. There a

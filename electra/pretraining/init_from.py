@@ -26,7 +26,6 @@ from electra.method.objective import Network, Objective
 from electra.model.config import NOT_SIZES, EncoderConfig
 from electra.model.heads import GeneratorHead
 from electra.objectives.masked_language_modelling import NextSentenceHead
-from electra.pretraining.networks import find_objective
 from electra.shards.store import Shards
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.config import PretrainConfig
@@ -177,7 +176,7 @@ def fit_to_frozen(config: PretrainConfig, frozen: SavedNetwork) -> PretrainConfi
 
 def find_origin(config: PretrainConfig, start: SavedModel) -> Origin | None:
     """Return where the generator's weights come from; None: no generator learns."""
-    if not find_objective(config).has_generator or config.generator.kind != "network":
+    if not config.method.has_generator or config.generator.kind != "network":
         return None
     chosen = config.generator.start
     if chosen != "auto":

@@ -21,7 +21,6 @@ from electra.checkpoints.checkpoint import STATE, Saver, State, describe_network
 from electra.checkpoints.manifest import amend_session, begin_session
 from electra.checkpoints.metrics import MetricsLog, read_metrics
 from electra.files import make_folder, read_object, write_facts
-from electra.method.config import ALONE
 from electra.method.flops import count_run, count_stages
 from electra.pretraining.evaluation import Domains, evaluate, heldout_rows, view_rows
 from electra.pretraining.guard import ACCEPTED, NOT_FINITE, REASONS
@@ -292,8 +291,7 @@ class Alarms:
             if disc_loss is not None:
                 whose = "the discriminator's loss"
                 told = f"{lost:.0%} of what it had learnt there is lost"
-            has_generator = self.config.method.objective not in ALONE
-            warmup = "more generator.warmup_steps, " if has_generator else ""
+            warmup = "more generator.warmup_steps, " if self.config.method.has_generator else ""
             self.is_worse[domain] = (
                 f"on the {domain} text {whose} is {loss:.4f}, and was {before:.4f} before its "
                 f"first step: {told}; a lower optimizer.learning_rate, {warmup}or old text among "

@@ -12,7 +12,6 @@ from markupsafe import Markup
 from electra.assignments import to_dict
 from electra.errors import command
 from electra.files import make_folder, write_text
-from electra.method.config import ALONE
 from electra.reports.curves import draw_svg, find_panels
 from electra.reports.glossary import GLOSSARY, Metric
 from electra.reports.judgements import Judgements, describe_judgements, read_judgements
@@ -210,7 +209,7 @@ def _describe_run(run: Run) -> str:
     cost = ", ".join(
         [f"{steps} steps", *(f"{others[0]} tokens", others[1])[: 2 * ("-" not in others)]]
     )
-    network = "encoder" if run.config.method.objective in ALONE else "generator"
+    network = "generator" if run.config.method.has_generator else "encoder"
     found = [
         metric.sentence.format(value=value, network=network)
         for name, metric in GLOSSARY.items()

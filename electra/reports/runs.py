@@ -18,7 +18,7 @@ from electra.checkpoints.metrics import read_curves
 from electra.checkpoints.results_files import read_results
 from electra.errors import UserError, count_of, refuse_unlike, require
 from electra.files import HASHES, check_hashes, read_object
-from electra.method.config import ALONE, MethodConfig
+from electra.method.config import MethodConfig
 from electra.reports.glossary import GLOSSARY, format_count, format_metric, format_seconds
 from electra.reports.rendering import Table, to_markdown
 from electra.reports.tokens import SavedRows, SavedToken, Sentence, TokenView, suspect_as_many
@@ -570,7 +570,7 @@ def list_facts(run: Run) -> dict[str, str]:
 
 def _describe_generator(run: Run) -> str:
     config, generator = run.config, run.config.generator
-    if config.method.objective in ALONE or (run.train and "mlm_loss" not in run.last_train):
+    if not config.method.has_generator or (run.train and "mlm_loss" not in run.last_train):
         return "none"
     if generator.kind != "network":
         return generator.kind

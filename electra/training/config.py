@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from electra.errors import require
-from electra.method.config import ALONE, GeneratorConfig, MethodConfig
+from electra.method.config import GeneratorConfig, MethodConfig
 from electra.model.config import EncoderConfig
 from electra.settings import AtLeast, Needs, Order, Settings, Within
 from electra.shards.config import ExamplesConfig
@@ -175,6 +175,13 @@ class TrainConfig(Settings):
         return -(-self.batch_size // self.accumulation)
 
 
+OF_GENERATORS = (
+    *("generator.kind=frozen", "generator.start!=auto", "generator.warmup_steps"),
+    "optimizer.generator_rate!=1",
+)
+"""Conditions of `Needs` that an objective without a generator cannot meet."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PretrainConfig(Settings):
     """All settings of `electra pretrain`."""
@@ -197,13 +204,6 @@ class PretrainConfig(Settings):
         Needs("method.mode=reference", "optimizer.generator_rate=1"),
         Needs("method.mode=reference", "model.architecture=electra"),
         Needs("train.sharding!=none", "optimizer.matrices=adamw", "Muon needs whole matrices"),
-        *(
-            Needs(each, f"method.objective!={'|'.join(ALONE)}", "it has no generator")
-            for each in (
-                *("generator.kind=frozen", "generator.start!=auto", "generator.warmup_steps"),
-                "optimizer.generator_rate!=1",
-            )
-        ),
         Needs("generator.kind=frozen", "method.sharing=none", "shared parameters are trained"),
         Needs("generator.kind!=network", "method.scheme=joint", "it does not learn"),
         Needs("generator.temperature!=1", "method.scheme!=adversarial", "it rewards the softmax"),
@@ -250,9 +250,13 @@ class PretrainConfig(Settings):
         """Check what the table cannot say."""
         for rule in (*self.method.run_needs, *self.model.run_needs):
             rule.check(self)
+        for each in OF_GENERATORS:
+            name, value, is_so = self.look_up(each)
+            needed = f"{name} {value} needs an objective with a generator, not"
+            require(self.method.has_generator or not is_so, f"{needed} {self.method.objective}")
         model, sharing, scheme = self.model, self.method.sharing, self.method.scheme
         starts = self.train.initial_weights
-        learns = self.generator.kind == "network" and self.method.objective not in ALONE
+        learns = self.generator.kind == "network" and self.method.has_generator
         generator = self.generator.encoder(model) if learns else model
         is_as_wide = generator.hidden_size == model.hidden_size
         self.must(
