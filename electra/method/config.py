@@ -35,26 +35,26 @@ class GeneratorConfig(Settings):
     temperature: Annotated[float, Within("(0, inf)")] = 1.0
     """Divides the logits before sampling. Values above 1 make the samples more diverse."""
     temperature_decay: Annotated[float, Within("[0, inf)")] = 0.0
-    """Share of the run's steps in which the temperature's distance from 1 falls to 1 / e of itself;
-    0: the temperature stays. Source: Fast-ELECTRA (Dong et al. 2024), 0.1 with temperature=2 and
-    kind=frozen."""
+    """Time in which the temperature's distance from 1 falls to 1 / e of itself, as a share of the
+    run's steps; 0: the temperature is constant. Source: Fast-ELECTRA (Dong et al. 2024), 0.1 with
+    temperature=2 and kind=frozen."""
     disallow_correct: bool = False
     """Whether the original token is excluded from sampling."""
     shared_layers: Annotated[int, AtLeast(0)] = 0
     """rtd, teams, cocolm: the generator's first layers that are also the discriminator's; both must
     have the same hidden size. Source: TEAMS, whose generator shares 3 of its 6."""
     start: Literal["auto", "layers", "folder", "new"] = "auto"
-    """With train.init_from, weights that the generator begins with. layers: the discriminator's
-    lower layers and its embeddings; the head is new. folder: those of `start_folder`. new: initial
-    weights. auto: the generator of train.init_from, or layers if it has none."""
+    """With train.init_from: the weights that the generator starts with. layers: the discriminator's
+    lower layers and its embeddings; the head is new. folder: the weights of `start_folder`. new:
+    initial weights. auto: the generator of train.init_from, or layers if it has none."""
     start_folder: str = ""
     """start=folder: a run or a Hugging Face folder of a masked language model. The size is taken
     from it."""
     warmup_steps: Annotated[int | None, AtLeast(0)] = None
     """Initial steps that train only the generator; the discriminator and shared embeddings stay
-    frozen. The learning rate has a schedule of its own, and warms up again for the steps that
-    follow. Unset: a tenth of train.steps if train.init_from is set and the generator does not begin
-    with trained weights of a generator, else 0."""
+    frozen. These steps have their own learning rate schedule; the rate then warms up again. Unset:
+    a tenth of train.steps if train.init_from is set and the generator does not start with the
+    weights of a trained generator, else 0."""
 
     section = "generator."
     needs = (
@@ -131,10 +131,10 @@ class MethodConfig(Settings):
     masked positions only ("ELECTRA 15%"). mlm: masked language modelling. replace_mlm: MLM with
     tokens sampled from a generator instead of [MASK]. all_tokens_mlm: replace_mlm that predicts
     every token, with a copy mechanism. electric: an energy-based cloze model, whose encoder scores
-    sentences (`electra score`). teams: rtd and, at each masked position, the choice of the original
-    among five tokens, with a last layer each. cocolm: rtd, beside it a language model that corrects
-    the tokens, and the contrast of a row and its crop with all other rows. causal_lm: every token
-    from those before it."""
+    sentences (`electra score`). teams: rtd and, at each masked position, choosing the original
+    among five tokens; each of the two has its own last layer. cocolm: rtd, a language model that
+    corrects the tokens, and a contrast of each row and its crop with all other rows. causal_lm:
+    predicts every token from those before it."""
     scheme: Literal["joint", "two_stage", "adversarial"] = "joint"
     """rtd: how generator and discriminator are trained. joint: together. two_stage: first the
     generator, then the discriminator. adversarial: the generator maximises the discriminator's

@@ -10,23 +10,23 @@ from electra.settings import AtLeast, Needs, Order, Settings, Within
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(Settings):
-    """Architecture and sizes of one encoder, in the settings that all bodies have. Source: Table 6.
+    """Architecture and sizes of an encoder: the settings of all architectures. Source: Table 6.
 
-    `architecture` chooses the class: a body with settings of its own has them in one beside its
-    code. Names are those of Hugging Face's ElectraConfig, ModernBertConfig and DebertaV2Config.
+    `architecture` selects the class; an architecture with more settings has a subclass for them.
+    Names are those of Hugging Face's ElectraConfig, ModernBertConfig and DebertaV2Config.
     """
 
     architecture: str = "electra"
-    """electra: layers as in BERT, which the paper has. modernbert: the graph of Hugging Face's
+    """electra: layers as in BERT, as in the paper. modernbert: the graph of Hugging Face's
     ModernBertModel: norms before attention and feed-forward, rotary positions, a gated
-    feed-forward, local attention in most layers. The presets modern-... have it. deberta-v2: the
-    graph of DebertaV2Model as DeBERTaV3 sets it: attention by content and by distance. The presets
-    deberta-v3-... have it."""
+    feed-forward, local attention in most layers. The presets modern-... use it. deberta-v2: the
+    graph of DebertaV2Model with the settings of DeBERTaV3: attention by content and by distance.
+    The presets deberta-v3-... use it."""
     vocab_size: Annotated[int, AtLeast(1)] = 30_522
     """Entries of the vocabulary. Pre-training takes the value from the shards."""
     embedding_size: Annotated[int, AtLeast(1)]
     """Width of the embeddings. electra: a linear layer projects them to `hidden_size` if the two
-    differ; in the others they may not."""
+    differ. In the other architectures both must be equal."""
     hidden_size: Annotated[int, AtLeast(1)]
     """Width of the hidden states."""
     num_hidden_layers: Annotated[int, Within("[1, 1000]")]
@@ -37,8 +37,8 @@ class EncoderConfig(Settings):
     intermediate_size: Annotated[int, AtLeast(1)]
     """Width inside the feed-forward layer."""
     causal: bool = False
-    """Whether a token attends to itself and the tokens before it alone, as from left to right; the
-    objective causal_lm needs it. Masked pairs are still computed, so this saves no time."""
+    """Whether a token attends only to itself and the tokens before it; required by the objective
+    causal_lm. Masked pairs are still computed, so this saves no time."""
     max_position_embeddings: Annotated[int, AtLeast(1)] = 512
     """Longest row, tokens."""
     hidden_dropout_prob: Annotated[float, Within("[0, 1)")] = 0.1

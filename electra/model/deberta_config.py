@@ -14,8 +14,8 @@ class DebertaConfig(EncoderConfig):
 
     architecture: str = "deberta-v2"
     position_buckets: Annotated[int, AtLeast(4)] = 256
-    """Buckets of distances to either side. Distances up to half of them have a bucket
-    each, farther ones share buckets of logarithmic width."""
+    """Number of distance buckets on either side. Distances up to half this number have a bucket
+    each; larger distances share buckets of logarithmic width."""
     max_relative_positions: Annotated[int, AtLeast(4)] = 512
     """Distance at which the buckets end; all from there on are one."""
     published_heads: bool = False
@@ -23,9 +23,9 @@ class DebertaConfig(EncoderConfig):
     decoder, and the discriminator's head also reads the state of [CLS]. Else both heads are
     ELECTRA's."""
     enhanced_decoder: bool = False
-    """Whether the last layer is an enhanced mask decoder. The layer is applied twice to
-    the states before it; the first queries are these states and absolute positions, added. A
-    generator has it if published_heads is true."""
+    """Whether the last layer is an enhanced mask decoder. The layer is applied twice to its input
+    states; the first queries are the sum of these states and absolute positions.
+    published_heads=true turns this on for the generator."""
 
     run_needs = (
         Needs("method.sharing=all", "model.published_heads=False", "one has a decoder"),

@@ -34,11 +34,11 @@ class TeamsConfig(MethodConfig):
     """Settings of `method.objective=teams`."""
 
     selection_weight: Annotated[float, Within("[0, inf)")] = 2.0
-    """Weight of the loss of the choice. Source: the released code, where `disc_weight` is 5."""
+    """Weight of selection_loss. Source: the released code, where `disc_weight` is 5."""
     kept_layer: Literal["detection", "selection"] = "detection"
     """Last layer of the encoder that pre-training returns. detection: that of the discriminator,
-    which can be exported with its head. selection: that of the choice, as in the released code;
-    without a head."""
+    which can be exported with its head. selection: that of the selector, as in the released code;
+    it has no head."""
 
     run_needs = (
         Needs("method.objective", "generator.kind=network|frozen", "tokens in context"),

@@ -31,7 +31,7 @@ class QuickstartConfig(Settings):
     """Time for pre-training, seconds. The number of steps is what this machine computes in the
     time, at most `pretrain.train.steps`."""
     min_tokens: Annotated[int, AtLeast(0)] = 1_500_000
-    """Tokens that pre-training reads at least, on a slow or busy machine in a longer time."""
+    """Minimum number of tokens for pre-training, even if a slow or busy machine takes longer."""
     max_seconds: Annotated[int, AtLeast(1)] = 360
     """Longest time for pre-training, seconds, estimated from the first steps."""
     num_packages: Annotated[int, AtLeast(2)] = 8

@@ -188,8 +188,8 @@ GLOSSARY: dict[str, Metric] = {
     ),
     "nsp_accuracy": Metric(
         "next sentence's accuracy",
-        "For mlm with examples.next_sentence: share of the rows for which it is right whether "
-        "the second segment follows the first; chance is 0.5.",
+        "For mlm with examples.next_sentence: share of the rows for which the encoder predicts "
+        "correctly whether the second segment follows the first; chance is 0.5.",
         unit="share",
         network="encoder",
     ),
@@ -203,7 +203,8 @@ GLOSSARY: dict[str, Metric] = {
     ),
     "lm_accuracy": Metric(
         "next token's accuracy",
-        "For causal_lm: share of the tokens that are the most probable ones after those before.",
+        "For causal_lm: share of the tokens that the encoder finds most probable, given the tokens "
+        "before.",
         unit="share",
         network="encoder",
         is_same=True,
@@ -212,8 +213,8 @@ GLOSSARY: dict[str, Metric] = {
     ),
     "selection_loss": Metric(
         "selection loss",
-        "For teams: cross-entropy of the choice of the original among five tokens that the "
-        "generator holds likely, at each masked position. Guessing costs log(5), 1.609.",
+        "For teams: cross-entropy of choosing the original token, at each masked position, among "
+        "five tokens that the generator considers likely. Guessing costs log(5), 1.609.",
         network="discriminator",
         summary=True,
     ),
@@ -238,7 +239,8 @@ GLOSSARY: dict[str, Metric] = {
     ),
     "contrast_accuracy": Metric(
         "contrast accuracy",
-        "For cocolm: share of the rows and crops whose own crop or row has the most similar state.",
+        "For cocolm: share of the rows and crops whose most similar state is that of their own "
+        "crop or row.",
         unit="share",
         network="discriminator",
     ),
@@ -304,9 +306,10 @@ CAPTIONS = {
     "Generator's loss": "The lower, the better the generator knows the language.",
     "Discriminator's loss": "The gap below the dashed line is what the discriminator has learnt.",
     "Discriminator on old and new text": "Held-out rows whose replaced tokens stay the same. A "
-    "rise means that it has become worse; at a constant prediction's loss it knows nothing.",
+    "rise means that the discriminator has become worse; at the constant predictor's loss it has "
+    "learnt nothing.",
     "Discriminator's AUC": "0.5 is chance, 1 is perfect.",
-    "Generator's accuracy": "Of the most probable token, and of the sampled token.",
+    "Generator's accuracy": "Accuracy of the most probable token, and of the sampled token.",
     "Replaced rate": "The better the generator's samples, the lower.",
     "Restoring loss": "The lower, the more the encoder has learnt.",
     "Generator's entropy": "Near 0, all samples are the same token.",

@@ -8,26 +8,27 @@ from electra.settings import AtLeast, Order, Settings, Within
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig(Settings):
-    """Limits of `electra serve`; a request beyond them is refused with one line."""
+    """Settings of `electra serve`. A request over a limit gets the HTTP status named there."""
 
     threads: Annotated[int, AtLeast(0)] = 0
     """CPU threads that compute; 0: one per available core."""
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
-    """The dtype in which answers are computed. bfloat16 is faster on hardware that multiplies it,
-    and changes an answer by its rounding; auto chooses it there."""
+    """The dtype in which answers are computed. bfloat16 is faster on hardware that multiplies it
+    natively, and changes answers by rounding; auto uses it on such hardware."""
     batch_items: Annotated[int, AtLeast(1)] = 64
     """Texts or records that are computed together at most; 1: one at a time. Does not change the
     answers beyond rounding."""
     max_body_bytes: Annotated[int, AtLeast(1)] = 1 << 20
-    """Size of a request's body, bytes. Status 413."""
+    """Maximum size of a request's body, bytes. Status 413."""
     max_texts: Annotated[int, AtLeast(1)] = 64
-    """Texts or records of a request. Status 422."""
+    """Maximum number of texts or records in a request. Status 422."""
     max_chars: Annotated[int, AtLeast(1)] = 20_000
-    """Characters of a text or a record. Status 422."""
+    """Maximum number of characters in a text or a record. Status 422."""
     max_requests: Annotated[int, AtLeast(1)] = 256
-    """Requests at a time; further ones have status 429 and a time after which to try again."""
+    """Maximum number of requests at the same time. Status 429, with a time after which to retry."""
     max_waiting_chars: Annotated[int, AtLeast(1)] = 2_000_000
-    """Characters of all texts that wait to be computed. Status 429, likewise."""
+    """Maximum number of characters in all waiting texts. Status 429, with a time after which to
+    retry."""
     max_seconds: Annotated[float, Within("(0, inf)")] = 30.0
     """Time for receiving a request (status 408), and for computing its answer (status 503),
     seconds."""

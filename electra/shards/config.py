@@ -19,13 +19,13 @@ class PrepareConfig(TextConfig):
     """Share of the documents held out for evaluation, chosen by a hash of their text. So a document
     stays held out when the corpus grows or is reordered, and so do its duplicates."""
     duplicates: Literal["keep", "exact", "near"] = "keep"
-    """Which duplicates of earlier documents are dropped: none, those with the same text, or also
-    those of which most runs of five tokens are the same (the extra near-duplicates). Those with the
-    same text are counted in any case."""
+    """Duplicates of earlier documents to drop. keep: none. exact: those with the same text. near:
+    also those that share most of their runs of five tokens (the extra near-duplicates). Exact
+    duplicates are always counted."""
     min_chars: Annotated[int, AtLeast(0)] = 0
-    """Characters below which a document is dropped."""
+    """Minimum number of characters; shorter documents are dropped."""
     max_chars: Annotated[int, AtLeast(0)] = 0
-    """Characters above which a document is dropped; 0: no limit."""
+    """Maximum number of characters; longer documents are dropped. 0: no limit."""
     max_repetition: Annotated[float, Within("[0, 1]")] = 1.0
     """Share of a document's runs of ten tokens that repeat an earlier run, above which the document
     is dropped. 1: no limit."""
@@ -35,7 +35,7 @@ class PrepareConfig(TextConfig):
     write_dropped: bool = False
     """Whether dropped documents are written to dropped.jsonl in the shards folder."""
     shard_tokens: Annotated[int, AtLeast(1)] = 1 << 26
-    """Most tokens of a shard. A shard ends with the document that reaches this size, or with its
+    """Size of a shard, tokens. A shard ends with the document that reaches this size, or with its
     task."""
     task_bytes: Annotated[int, AtLeast(1)] = 1 << 25
     """Text of one task, bytes. A compressed file is taken for four times its size. After an
@@ -64,20 +64,21 @@ class ExamplesConfig(Settings):
     it rules out the attention kernel without a mask, which is faster."""
 
     next_sentence: bool = False
-    """Whether rows are for next-sentence prediction, which the objective mlm then learns as well:
-    half of them, drawn at random, have the second segment of a row of another document, if their
-    shard has one. Source: Devlin et al. 2019, "BERT", section 3.1."""
+    """Whether the objective mlm also learns next-sentence prediction: in half of the rows, drawn at
+    random, the second segment comes from a row of another document, if the shard has one. Source:
+    Devlin et al. 2019, "BERT", section 3.1."""
 
     order: Literal["global", "window"] = "global"
-    """global: one permutation of all rows an epoch, for which all shards are on this machine's
-    disk. window: rows of `window` shards at a time, for a corpus that is larger than the memory or
-    the disk (shards/windows.py). Other weights result; docs/CORPUS.md has what is lost."""
+    """global: one permutation of all rows per epoch; all shards must be on this machine's disk.
+    window: mixes the rows of `window` shards at a time, for a corpus larger than memory or disk
+    (shards/windows.py). The resulting weights differ; docs/CORPUS.md describes what is lost."""
     window: Annotated[int, AtLeast(2)] = 64
-    """Shards of a corpus whose rows are mixed, of each group; windows overlap by half."""
+    """Number of shards, per corpus and group, whose rows are mixed; windows overlap by half."""
     groups: Annotated[int, AtLeast(1)] = 1
-    """Groups, a power of two, that the shards of each corpus are dealt out to. Each has as many
-    rows of every step, in the order of the processes, so that of this many machines each reads a
-    part of the shards alone. Each group has epochs of its own."""
+    """Number of groups, a power of two, among which the shards of each corpus are divided. Each
+    group has the same number of rows of every step, in the order of the processes, so that with one
+    machine per group, each machine reads only its part of the shards. Each group has its own
+    epochs."""
 
     section = "examples."
     needs = (

@@ -27,17 +27,17 @@ class OwnTaskConfig(Settings):
     name: str = "own"
     """Name of the task in results and tables."""
     kind: Literal["classification", "multi_label", "regression", "choice"] = "classification"
-    """classification: a text or a pair of texts has one of several labels. multi_label: it has any
-    number of them, also none. regression: it has a number, or several. choice: one of several texts
-    goes with a text."""
+    """classification: each text or pair of texts has one label. multi_label: any number of labels,
+    or none. regression: one or more numbers. choice: one of several texts is the right one for a
+    text."""
     text: str | None = None
-    """Column of the text. Unset: that of a pair that train has, as for `text_b`, else the first of
-    text, sentence, text_a and sentence1."""
+    """Column of the text. Unset: the first column of a pair that `text_b` lists, if train has the
+    pair, else the first of text, sentence, text_a and sentence1."""
     text_b: str | None = None
-    """Column of the second text of a pair. If `text` is unset as well: text_b, sentence2 or
+    """Column of the second text of a pair. Unset, with `text` also unset: text_b, sentence2 or
     text_pair, or both columns of question1 and question2, premise and hypothesis, question and
-    sentence, text1 and text2, sentence_a and sentence_b, query and passage, where train has them.
-    Else there is no second text."""
+    sentence, text1 and text2, sentence_a and sentence_b, query and passage, if train has them.
+    Otherwise there is no second text."""
     choices: str | None = None
     """choice: columns of the choices, separated by commas. A single column holds lists of
     choices."""
@@ -56,16 +56,16 @@ class OwnTaskConfig(Settings):
     test: str | None = None
     """Test file, as `train`. Unset: the file named test, if there is one."""
     separator: str = ""
-    """Character between the columns of a .csv or .tsv; a tab may be written as \\t. Unset: the
-    comma, semicolon, tab or bar that is most frequent in the first line of a .csv, and a tab in a
-    .tsv."""
+    """Character between the columns of a .csv or .tsv; a tab may be written as \\t. Unset: in a
+    .csv, whichever of comma, semicolon, tab and bar is most frequent in the first line; in a .tsv,
+    a tab."""
     metric: (
         Literal["accuracy", "f1", "mcc", "micro_f1", "macro_f1", "spearman", "pearson"] | None
     ) = None
     """Headline metric. Unset: the first metric of the kind in OWN_METRICS. All metrics of the kind
     are reported. f1: with two labels, that of the last one (numbers by value, names by the
-    alphabet); otherwise the macro average, as macro_f1 always. micro_f1: over all labels together.
-    For several numbers each metric is the mean over them."""
+    alphabet); otherwise the macro average. macro_f1: always the macro average. micro_f1: over all
+    labels together. With several numbers, each metric is the mean over them."""
 
     section = "own."
     needs = (
@@ -131,7 +131,8 @@ class RetrievalConfig(Settings):
     negative, or negative_1, negative_2 and so on, hold passages that do not, or lists of them."""
     corpus: str = ""
     """Table of passages with the columns id and text; a relative path is in the data folder. The
-    queries of dev are then searched in all of its passages. Unset: in those of dev's rows."""
+    dev queries are then searched in all passages of the corpus. Unset: in the passages of the dev
+    rows."""
     temperature: Annotated[float, Within("(0, inf)")] = 0.05
     """Divisor of the cosines in the loss."""
     both_directions: bool = True
@@ -149,11 +150,11 @@ class TeacherConfig(Settings):
     """Fine-tuned models that `electra finetune` learns from."""
 
     folders: str = ""
-    """Fine-tunings of the same task, separated by commas; all their seeds are asked, and the mean
-    of the answers is learnt. Unset: the labels are learnt."""
+    """Fine-tunings of the same task, separated by commas; the model learns the mean answer of all
+    their seeds. Unset: the model learns the labels."""
     text: str = ""
-    """A file of texts without labels, as `electra predict` reads it, to learn the teacher's answers
-    from as well."""
+    """A file of texts without labels, as for `electra predict`; the model also learns the teacher's
+    answers to these texts."""
     weight: Annotated[float, Within("(0, 1]")] = 1.0
     """Share of the teacher's answers in the loss; the rest is that of the labels."""
 
@@ -210,18 +211,19 @@ class FinetuneConfig(Settings):
     max_windows; in SQuAD and tagging they are split into several rows. 0: 512 for SQuAD, 256 for
     tagging, 128 for all other tasks, and at most the row length of the pre-training."""
     max_windows: Annotated[int, AtLeast(1)] = 1
-    """Rows that a single text with labels or numbers may have: windows of which a quarter overlaps.
-    Longer texts are truncated. The loss is that of the mean of the windows' logits; dev chooses
-    whether their mean, their maximum or the first window answers. Time and memory grow with it."""
+    """Maximum number of rows for a long single text with labels or numbers: windows that overlap by
+    a quarter. Longer texts are truncated. The loss is that of the mean of the windows' logits; the
+    answer is their mean, their maximum or the first window's, whichever is best on dev. Time and
+    memory grow with the number of windows."""
     dropout_prob: Annotated[float, Within("[0, 1)")] = 0.1
     """Dropout probability in the encoder and before the classifier. Replaces the pre-training's."""
     pooling: Literal["cls", "mean", "segments"] = "cls"
     """Hidden states that the classifier reads. cls: that of [CLS], as in the paper. mean: the mean
-    over the row's tokens. segments: of a pair of texts the mean over each of them, the absolute
-    difference and the product of the two means, of hidden states and embeddings; of a single text,
-    and in multiple choice, as mean. A causal encoder has no use for cls without a BiLSTM.
-    Use segments for a small or briefly trained encoder: no pre-training loss trains the hidden
-    state of [CLS] directly, and few examples do not teach attention to compare two texts."""
+    over the row's tokens. segments: for a pair of texts, the mean over each text, and the absolute
+    difference and the product of the two means, for hidden states and embeddings; for a single
+    text, and in multiple choice, the same as mean. A causal encoder cannot use cls without a
+    BiLSTM. Use segments for a small or briefly trained encoder: no pre-training loss trains the
+    hidden state of [CLS] directly, and few examples do not teach attention to compare two texts."""
     bilstm: bool = False
     """Whether a BiLSTM with new weights is between encoder and head; its two directions are
     together as wide as the hidden states. Source: BERT's ablation "LTR & No NSP + BiLSTM" (Devlin

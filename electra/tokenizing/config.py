@@ -12,8 +12,8 @@ class TokenizerConfig(TextConfig):
     """Settings of `electra tokenizer`."""
 
     kind: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"
-    """BERT's WordPiece; byte-level BPE, as GPT-2's, to which no character is unknown; or Unigram,
-    as SentencePiece's."""
+    """wordpiece: as in BERT. bpe: byte-level, as in GPT-2; no character is unknown. unigram: as in
+    SentencePiece."""
     vocab_size: Annotated[int, AtLeast(64)] = 30_522
     """Entries of the vocabulary, including the five special tokens. Source: BERT's uncased English
     vocabulary."""
@@ -21,9 +21,9 @@ class TokenizerConfig(TextConfig):
     """Whether text is lower-cased before tokenisation. Unset: true for wordpiece, as in BERT, and
     false for the others."""
     strip_accents: bool | None = None
-    """Whether combining marks are removed: accents, but also vowels of Hindi and Thai, voiced marks
-    of Japanese; wordpiece then takes Korean syllables apart. Unset: the value of `lowercase`, as in
-    BERT."""
+    """Whether combining marks are removed: accents, but also vowel signs of Hindi and Thai and
+    voicing marks of Japanese; wordpiece then splits Korean syllables. Unset: the value of
+    `lowercase`, as in BERT."""
     split_ideographs: bool | None = None
     """Whether each Chinese character is a word of its own; wordpiece only. Unset: true."""
     min_frequency: Annotated[int, AtLeast(1)] = 2

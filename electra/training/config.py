@@ -20,19 +20,19 @@ class OptimizerConfig(Settings):
     """Steps of linear warm-up from 0 to the peak. If the setting is not given, and the preset's
     value exceeds a tenth of the run or of its shorter stage, the value is this tenth."""
     decay_fraction: Annotated[float, Within("(0, 1]")] = 1.0
-    """Last part of the schedule, in which the rate decays linearly to 0. Before it the rate stays
-    at the peak (warm-up, stable, decay). 1: decay begins when warm-up ends, as in the paper. Less
-    than 1: up to the decay, runs of every length are the same run. Source: Hu et al. 2024
-    (MiniCPM), section 4."""
+    """Share of the schedule, at its end, in which the rate decays linearly to 0. Before the decay,
+    the rate stays at the peak (warm-up, stable, decay). 1: decay begins when warm-up ends, as in
+    the paper. Less than 1: runs of different lengths are identical up to the decay. Source: Hu et
+    al. 2024 (MiniCPM), section 4."""
     cooldown_steps: Annotated[int, AtLeast(0)] = 0
-    """Last steps of a run that ends early, in which the rate decays linearly to 0 from what it is.
-    Before them it is that of `planned_steps`. `pretrain --cooldown` sets both."""
+    """Last steps of a run that ends early, in which the rate decays linearly to 0. Before them, the
+    rate follows the schedule for `planned_steps`. `pretrain --cooldown` sets both."""
     planned_steps: Annotated[int, AtLeast(0)] = 0
     """Steps of the run that the rate was planned for; 0: `train.steps`."""
     generator_rate: Annotated[float, Within("(0, inf)")] = 1.0
-    """Learning rate of the parameters that only the generator has, as a multiple of the rate of all
-    others; shared embeddings have the rate of the others. The code of DeBERTaV3 (He et al. 2021)
-    has an option for two rates, where embeddings shared by gdes have the generator's."""
+    """Learning rate of the generator's own parameters, as a multiple of the rate of all others,
+    shared embeddings included. The code of DeBERTaV3 (He et al. 2021) has an option for two rates,
+    where embeddings shared by gdes have the generator's rate."""
     weight_decay: Annotated[float, Within("[0, inf)")] = 0.01
     """Decoupled weight decay, multiplied by the learning rate. Biases, norms and other
     vectors have none."""
@@ -67,20 +67,21 @@ class TrainConfig(Settings):
     clipped gradient, then the discriminator's, on tokens that the generator sampled before its
     update, as in DeBERTaV3. optimizer.generator_rate scales the generator's learning rate."""
     sharding: Literal["none", "full", "hybrid"] = "none"
-    """How several processes hold the model. none: each holds all of it, which is fastest. full:
-    each holds a part of every parameter, gradient and moment, and gathers the weights of a layer
-    when it computes the layer (FSDP2). hybrid: so divided among the processes of one machine, with
-    a copy on every machine. full and hybrid are for models that do not fit otherwise; their steps
-    are neither compiled nor captured."""
+    """How several processes hold the model. none: each holds the whole model, which is fastest.
+    full: each holds a part of every parameter, gradient and moment, and gathers the weights of a
+    layer when it computes the layer (FSDP2). hybrid: like full among the processes of one machine,
+    with a copy on every machine. full and hybrid are for models that do not fit otherwise; their
+    steps are neither compiled nor captured."""
     recompute_activations: bool = False
     """Activation checkpointing: each layer saves only its input, and recomputes its activations in
     the backward pass. Saves memory, and takes a sixth to a third more time."""
     seed: Annotated[int, AtLeast(0)] = 0
     """Seed of initial weights, row order, masked positions, sampled tokens and dropout."""
     init_from: str = ""
-    """Continued pre-training: a run, one of its checkpoints, or a Hugging Face folder, as `electra
-    import` and `electra export` write it, whose weights this run begins with. The optimizer, the
-    schedule and the count of steps begin anew. The encoder's sizes are taken from it."""
+    """Folder whose weights this run starts with (continued pre-training): a run, one of its
+    checkpoints, or a Hugging Face folder, as `electra import` and `electra export` write. The
+    optimizer, the schedule and the step count start anew. The encoder's sizes come from this
+    folder."""
     also_evaluate: str = ""
     """With init_from: shards of the text that its weights were trained on. Their held-out part is
     evaluated beside that of the new text."""
@@ -91,8 +92,8 @@ class TrainConfig(Settings):
     can be compared if both name the same folder."""
     initial_weights: Literal["bert", "neighbours", "cooccurrence"] = "bert"
     """bert: as in the paper. neighbours: the first layer starts with attention to adjacent tokens,
-    and output biases start at the log token frequencies. cooccurrence: the same, and token
-    embeddings start as a factor of the tokens' mutual information, counted in some seconds. Meant
+    and output biases start at the log token frequencies. cooccurrence: as neighbours, and token
+    embeddings start as a factor of the tokens' mutual information, computed in a few seconds. Meant
     for short runs. The architectures modernbert and deberta-v2 have no position embeddings to find
     adjacent tokens by: neighbours is refused, and cooccurrence does not change the first layer."""
     log_every: Annotated[int, AtLeast(1)] = 50
@@ -109,21 +110,22 @@ class TrainConfig(Settings):
     """Every keep_every-th checkpoint is kept as well: those at multiples of keep_every * save_every
     steps. 0: none."""
     copy_to: str = ""
-    """URL, such as s3://bucket/run, to which each checkpoint is copied in the background, with what
-    else continues the run. A run that is not on this machine continues from the newest copy. Where
-    copying takes longer than save_every steps, checkpoints are left out. Empty: no copies."""
+    """URL, such as s3://bucket/run, to which each checkpoint is copied in the background, with all
+    other files that resuming needs. A run that is not on this machine continues from the newest
+    copy. If copying takes longer than save_every steps, some checkpoints are not copied. Empty: no
+    copies."""
     tracker: Literal["none", "wandb", "trackio"] = "none"
-    """Where the records of metrics.jsonl and the settings go as well: to Weights & Biases, or to
-    trackio. The project is electra, unless WANDB_PROJECT or TRACKIO_PROJECT names another. A run
-    that is resumed stays one run there; steps that it computes again are sent again."""
+    """Service that also receives the settings and the records of metrics.jsonl: Weights & Biases,
+    or trackio. The project is electra, unless WANDB_PROJECT or TRACKIO_PROJECT names another. A
+    resumed run stays one run there; recomputed steps are sent again."""
     profile_step: Annotated[int, AtLeast(0)] = 0
     """Step after which torch's profiler records 3 steps, in a file trace.json.gz of the run folder,
     which https://ui.perfetto.dev opens; 0: no profile."""
     spike_sigmas: Annotated[float, Within("(0, inf]")] = 6.0
-    """A step is skipped if the logarithm of its gradient norm exceeds the mean of the last 128 by
-    this many of their standard deviations, after the warm-up of the learning rate; inf: never. A
-    normal variable exceeds 6 once in 10^9 steps, and clipping bounds what smaller deviations can
-    do. Source: OLMo-core, which compares the norms themselves."""
+    """After warm-up, a step is skipped if the logarithm of its gradient norm exceeds the mean of
+    the last 128 by this many standard deviations; inf: never. A normal variable exceeds 6 once in
+    10^9 steps, and clipping bounds what smaller deviations can do. Source: OLMo-core, which
+    compares the norms themselves."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Dtype of activations and matrix products; parameters are float32. auto: bfloat16 if the
     hardware multiplies bfloat16 natively, else float32."""
@@ -148,8 +150,8 @@ class TrainConfig(Settings):
     cuda_graph: bool = True
     """Whether the step is captured as a CUDA graph and replayed, on a CUDA device."""
     overlap: bool = False
-    """Whether the generator's backward pass runs beside the discriminator's forward pass, on a
-    stream of its own, on a CUDA device. Each network is then compiled by itself."""
+    """Whether the generator's backward pass runs at the same time as the discriminator's forward
+    pass, in its own CUDA stream. Each network is then compiled by itself."""
     layers: Literal["auto", "plain", "fused", "triton"] = "auto"
     """plain: layers of ordinary modules, which support hooks and adapters. fused: the same layers,
     as one autograd function with a written-out forward and backward pass, for a CPU without

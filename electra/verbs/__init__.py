@@ -1,9 +1,10 @@
 """The verbs, each declared once: what `import electra` gives a script, and what a command runs.
 
-The signature of a function is that of its command, `Args` of its docstring the help of the options.
-A verb returns what a script needs, raises `UserError` for a mistake and `Planned` for a dry run,
-and imports torch when it is called. It also prints: its progress, what it wrote, and what comes
-next. The decorator `verb` keeps that from a script; the command line (cli/) calls what is inside.
+A command has the signature of its function; `Args` in the docstring is the help of its options. A
+verb returns what a script needs, raises `UserError` for a mistake and `Planned` for a dry run, and
+imports torch when it is called. It also prints its progress, what it wrote, and the next command.
+The decorator `verb` suppresses this output in scripts; the command line (cli/) calls the
+undecorated function.
 """
 
 from electra.errors import UserError

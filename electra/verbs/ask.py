@@ -66,11 +66,11 @@ def predict_file(
     An input without any text, such as a blank line, has a line with empty fields, and a note counts
     these lines.
 
-    No labels are needed. Texts and pairs of texts are read from a table with the columns that
-    training had; single texts also from a .txt file, one per line. Sentences to tag are read from
-    CoNLL's columns, from JSON lines with `tokens`, or from a .txt file, one per line with spaces
-    between the words. Questions are read from files of SQuAD or MRQA, or from a table with
-    `question` and `context`.
+    No labels are needed. Texts and pairs of texts are read from a table with the same columns as in
+    training; single texts also from a .txt file, one per line. Sentences to tag are read from
+    CoNLL's columns, from JSON lines with `tokens`, or from a .txt file, one sentence per line, with
+    spaces between the words. Questions are read from files in the format of SQuAD or MRQA, or from
+    a table with `question` and `context`.
 
     Example: electra predict cola --input texts.tsv --keep --out answers.tsv
 
@@ -79,10 +79,9 @@ def predict_file(
         input: The file of inputs; - is standard input, one text per line.
         out: The .jsonl or .tsv file to write. Without it, JSON lines go to standard output.
         seed: The seed whose model answers; if not given, the one with the best score on dev.
-        columns: The columns to read, if they are not named as in training: that of the text, of
-            both texts, or of question and context. For CoNLL's columns, the number of the word's,
-            from 1.
-        keep: Whether each answer comes with all columns of its input, which are first.
+        columns: Names of the columns to read, if they differ from training: the text, both texts,
+            or question and context. For CoNLL's columns, the number of the word's column, from 1.
+        keep: Whether each answer also has all columns of its input, before its own.
 
     Returns:
         The answers, as records.
@@ -144,17 +143,17 @@ def detect(
 ) -> "list[list[Word]]":
     """Show which words of a text look replaced to a discriminator, with their probabilities.
 
-    A word is as suspicious as the most suspicious of its pieces. In ordinary text a discriminator
-    suspects little; its order says more than the threshold, so the least trusted words are listed,
-    too. Where a script has no spaces between words, as Thai, Khmer or Japanese, each token is a
-    word.
+    A word's probability is the highest among its pieces. In ordinary text few words reach the
+    threshold, and their order is more informative, so the most suspicious words are also listed. In
+    scripts without spaces between words, such as Thai, Khmer or Japanese, each token is a word.
 
     Example: electra detect english-tiny "the chef ate the meal that the guests had spoken"
 
     Args:
         model: A run folder that `electra pretrain` wrote, a Hugging Face folder, or english-tiny,
             which comes with the package.
-        text: The text, in a script a list of texts; - is standard input. Without it, --input.
+        text: The text (in a script, a list of texts); - is standard input. If not given, --input is
+            read.
         input: A file with one text per line, or a table with the column text; - is standard input.
         threshold: Probability from which a word is marked; 0.5 if not given.
         json: Whether to print one JSON object per text, with the place and probability of each
@@ -193,15 +192,15 @@ def fill(
     json: bool = False,
     precision: Precision = None,
 ) -> "list[list[list[Candidate]]]":
-    """Show the most probable tokens for each [MASK] of a text, by the generator.
+    """Show the generator's most probable tokens for each [MASK] in a text.
 
     Example: electra fill english-tiny "the chef [MASK] the meal"
 
     Args:
-        model: A run folder that `electra pretrain` wrote, a Hugging Face folder of a generator or
-            of an export, which has it inside, or english-tiny.
-        text: The text, with at least one [MASK], in a script a list of texts; - is standard input.
-            Without it, --input.
+        model: A run folder that `electra pretrain` wrote, a Hugging Face folder of a generator, an
+            export with a generator inside, or english-tiny.
+        text: The text (in a script, a list of texts), with at least one [MASK]; - is standard
+            input. If not given, --input is read.
         input: A file with one text per line, or a table with the column text; - is standard input.
         top: Number of tokens for each [MASK].
         json: Whether to print one JSON object per text, with the tokens and probabilities of each
@@ -257,7 +256,7 @@ def score(model: Asked, sentences: Sequence[str], *, network: Network = "kept") 
     Args:
         model: A run, an export or another Hugging Face folder.
         sentences: The sentences; a blank one has a sum of NaN.
-        network: kept: the network that pre-training returns; or another one of a run.
+        network: As for `score_file`.
     """
     from electra.inference.score import load_scorer
 
@@ -282,11 +281,11 @@ def score_file(
     """Write the pseudo-log-likelihoods of sentences, or how often the better of two is preferred.
 
     A pseudo-log-likelihood is the sum of log p(token | the other tokens) over the tokens of a
-    sentence: the higher, the more likely the sentence. Electric estimates it in one pass, up to a
-    constant per token; a masked language model needs a pass for each token; a causal one sums
-    log p(token | those before), a discriminator log p(token is original). With --text the columns
-    of the file are pll, tokens (their number) and text. With --pairs the file has the share of
-    pairs whose good sentence has the higher sum, for each kind of pairs and on average.
+    sentence: the higher, the more likely the sentence. Electric estimates this sum in one pass, up
+    to a constant per token. A masked language model needs a pass for each token. A causal model
+    sums log p(token | the tokens before), and a discriminator log p(token is original). With
+    --text, the columns of OUT are pll, tokens (number of tokens) and text. With --pairs, OUT holds
+    the share of pairs whose good sentence has the higher sum, for each kind of pair and on average.
 
     Example: electra score run --text sentences.txt --out scores.tsv
 
@@ -299,8 +298,8 @@ def score_file(
             sum.
         pairs: A .jsonl, .tsv or .csv file with the columns sentence_good, sentence_bad and UID (the
             kind of pair), as BLiMP's.
-        network: kept: the network that pre-training returns. generator: the generator beside it.
-            corrector: the softmax that cocolm trains beside its discriminator, in one pass.
+        network: kept: the network that pre-training returns. generator: the run's generator.
+            corrector: the softmax that cocolm trains along with its discriminator, in one pass.
         out: The file to write: .tsv for --text, .json for --pairs.
 
     Returns:
@@ -356,8 +355,9 @@ def embed(
         model: Any model, or its folder.
         texts: The texts; a blank one has an embedding of NaN.
         layer: Layer whose states are pooled; 0: the embeddings of tokens; None: the last layer.
-        pooling: mean: over all positions. cls: the state of [CLS]. None: the mean. With neither a
-            layer nor a pooling, a model for retrieval gives its vectors, which `search` compares.
+        pooling: mean: the mean over all positions. cls: the state of [CLS]. None: mean. If neither
+            layer nor pooling is given, a retrieval model returns the vectors that `search`
+            compares.
     """
     from electra.inference.embed import embed as run_embed
 
@@ -407,9 +407,9 @@ def embed_file(
 
     The last layer of a discriminator is the worst for similarity; `electra export --as
     sentence-transformers` chooses a better one on a dev set. Texts that are longer than the model's
-    rows are embedded in pieces. A blank line has an embedding of NaN, and no words or tokens. A
-    model for retrieval gives of texts the vectors that `electra search` compares, unless a layer
-    or a pooling is named; of a longer text that is the vector of its beginning.
+    rows are embedded in pieces. A blank line has an embedding of NaN, and no words or tokens. For
+    texts, a retrieval model writes the vectors that `electra search` compares, unless --layer or
+    --pooling is given; these cover only the beginning of a longer text.
 
     Example: electra embed run --input texts.txt --out embeddings.npy
 

@@ -86,8 +86,8 @@ def tokenizer(
             same as --set kind=...
         extend: A tokenizer that keeps its tokens and their ids and gains those that shorten this
             text most.
-        ids: For sequences that are no text: the number of ids, or a file with a name for each id a
-            line. `electra prepare` then reads lists of these ids. Takes no text.
+        ids: For sequences other than text: the number of ids, or a file with the name of one id per
+            line. `electra prepare` then reads lists of these ids. Cannot be given with TEXT.
 
     Returns:
         The tokenizer.
@@ -208,10 +208,10 @@ def prepare(
 ) -> dict[str, Any]:
     """Turn text into token shards with a held-out part, which serve every sequence length.
 
-    A document ends at a blank line; in a long file with hardly any, at the end of each line.
-    --set border=line or border=file ends it at each line or file everywhere. Each record of a
-    .jsonl file and each row of a .parquet file is a document; --set text_field=NAME names the field
-    or column that holds its text.
+    A document ends at a blank line or, in a long file with hardly any blank lines, at the end of
+    each line. --set border=line makes every line a document, border=file every file. Each record of
+    a .jsonl file and each row of a .parquet file is a document; --set text_field=NAME names the
+    field or column that holds its text.
 
     The same command continues what was interrupted.
 
@@ -220,11 +220,11 @@ def prepare(
     Args:
         tokenizer: A folder that `electra tokenizer` wrote, a run, a Hugging Face folder, a
             tokenizer.json, BERT's vocab.txt, or a SentencePiece .model.
-        out: The shards folder to write. A URL is written at the end, from a folder here.
+        out: The shards folder to write, or its URL.
         engine: local: processes of this machine. ray: a Ray cluster.
-        task: I/N: only the share I of N, from 0/N to (N-1)/N, as a job of a queue. --finish
-            follows.
-        finish: Only the last step, when all shares are done.
+        task: I/N: do only share I of N, from 0/N to (N-1)/N, as one job of a queue. Run --finish
+            after all shares.
+        finish: Do only the last step, after all shares are done.
 
     Returns:
         The contents of manifest.json; of a share its number of "pieces".
@@ -355,8 +355,8 @@ def inspect(
 ) -> dict[str, Any]:
     """Show what a tokenizer does with a text, or the contents of a shards folder or a run.
 
-    For shards every file is compared with its sha256. For a run, a fine-tuning or an export the
-    tables of `electra report` are shown, and held-out samples.
+    For shards, it checks the sha256 of every file. For a run, a fine-tuning or an export, it shows
+    the tables of `electra report` and held-out samples.
 
     Example: electra inspect vocabulary --text corpus/*.txt.xz
 

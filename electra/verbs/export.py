@@ -87,15 +87,15 @@ def export(
     """Write a pre-trained or fine-tuned model for other programs, with a model card.
 
     For a pre-training run, transformers loads OUT as AutoModelForPreTraining, AutoModel and
-    AutoTokenizer, and OUT/generator as AutoModelForMaskedLM; without a discriminator
-    OUT as AutoModelForMaskedLM, or AutoModelForCausalLM. For a fine-tuning it loads OUT as
+    AutoTokenizer, and OUT/generator as AutoModelForMaskedLM; without a discriminator, it loads OUT
+    as AutoModelForMaskedLM or AutoModelForCausalLM. For a fine-tuning, it loads OUT as
     AutoModelForSequenceClassification, AutoModelForTokenClassification,
     AutoModelForQuestionAnswering or AutoModelForMultipleChoice, which gives the answers of `electra
-    predict`. Where transformers has no class with the model's head, OUT is the encoder, with the
-    head in a file beside it and lines in the card that use both; ONNX holds the whole network.
-    In pairs longer than a row, transformers' tokenizers may keep a token more of the second text.
-    The folders work without electra. What --as sentence-transformers and --onnx write is compared
-    with the original, and refused if it does not agree.
+    predict`. If transformers has no class with the model's head, OUT holds the encoder, a file with
+    the head, and a card with code that uses both; ONNX holds the whole network. When a pair is
+    longer than a row, transformers' tokenizers may keep one more token of the second text. The
+    folders work without electra. The models that --as sentence-transformers and --onnx write are
+    compared with the original, and refused if they disagree.
 
     Example: electra export run --out exported
 
@@ -108,11 +108,11 @@ def export(
             `electra finetune`, a Hugging Face folder, such as `electra import` writes, or
             english-tiny.
         out: The folder to write.
-        form: huggingface: the classes of the architecture. bert: those of BERT, of the same graph
-            as ELECTRA with embeddings as wide as hidden states. sentence-transformers: the layer
-            and the pooling whose cosines agree best with --dev, or the vectors of a fine-tuning
-            for retrieval. gguf: model.gguf for llama.cpp, which gives the mean of the states.
-        dtype: The dtype of the stored weights. Half the size changes an answer by its rounding.
+        form: huggingface: the classes of the architecture. bert: BERT's classes, which compute the
+            same if embeddings are as wide as hidden states. sentence-transformers: the layer and
+            the pooling whose cosines agree best with --dev, or the vectors of a fine-tuning for
+            retrieval. gguf: model.gguf for llama.cpp, which returns the mean of the hidden states.
+        dtype: The dtype of the stored weights. The half-size dtypes change answers by rounding.
         onnx: Also write onnx/model.onnx, with dynamic batch size and length.
         int8: Also write onnx/model_int8.onnx; a file of real text, one per line, on which the
             decisions are compared.

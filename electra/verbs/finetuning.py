@@ -72,8 +72,8 @@ def finetune(
     several of them (own.kind). `--set own.field=value` names the files and columns; so does `--task
     FILE.toml`, a file of the same fields.
 
-    A command that was interrupted continues after its last finished seed when it is given again; of
-    what is finished it prints the results.
+    After an interruption, the same command continues after the last finished seed. If all seeds are
+    finished, it prints the results.
 
     Example: electra finetune run --task cola --data glue/CoLA --seeds 5 --out cola
 
@@ -87,9 +87,9 @@ def finetune(
         seeds: Number of fine-tunings, each with a seed of its own; their median is the score.
         from_scratch: Take the encoder's sizes but not its weights; the comparison shows what
             pre-training is worth.
-        teacher: Fine-tunings of the same task, of any encoder, whose answers are learnt in place of
-            the labels; the same as --set teacher.folders=FOLDER. teacher.text names text without
-            labels that is learnt from as well.
+        teacher: Fine-tunings of the same task, of any encoder, whose answers replace the labels in
+            training; the same as --set teacher.folders=FOLDER. teacher.text adds text without
+            labels.
         grid: Settings as field=value,value. Every combination is fine-tuned into a folder of its
             own in OUT, and the one with the best score on dev is chosen.
         show: Called with records of the progress.
@@ -205,17 +205,17 @@ def submit(
 ) -> "list[SubmissionFile]":
     """Write the answers to GLUE's test sets as the zip that gluebenchmark.com takes.
 
-    Among several seeds, the one with the best score on dev answers; seeds that were run in place of
-    collapsed ones are among them. WNLI is answered with the most frequent label of its train set,
-    unless a fine-tuning on WNLI is given.
+    The answers come from the seed with the best score on dev, including replacements of collapsed
+    seeds. WNLI is answered with the most frequent label of its train set, unless a fine-tuning on
+    WNLI is given.
 
     Example: electra submit cola sst-2 mrpc sts-b qqp mnli qnli rte --out submission.zip
 
     Args:
         folders: Finished fine-tuning folders, one per task, whose data held the test sets.
         out: The .zip file to write.
-        ensemble: Answer with the mean of the probabilities, or of the numbers, of all seeds but
-            those that were run in place of collapsed ones.
+        ensemble: Answer with the mean of the probabilities, or of the numbers, of all seeds except
+            replacements of collapsed seeds.
         partial: Leave out the test sets that no folder has answers to, instead of refusing.
 
     Returns:

@@ -1,4 +1,4 @@
-"""A model in a folder, to be asked more than once."""
+"""A model in a folder, loaded once for many calls."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -83,15 +83,15 @@ class Model:
 
 
 Asked = Place | Model
-"""A model to ask: a folder, which is then read anew, or a model that `load` returned."""
+"""A model: a folder, which every call reads again, or a model that `load` returned."""
 
 
 def load(folder: Place, *, seed: int | None = None, precision: How = "float32") -> Model:
-    """Return the networks in a folder, to be asked more than once.
+    """Return the networks in a folder, loaded once for many calls.
 
     Args:
         folder: A run, an export or another Hugging Face folder, "english-tiny", which comes with
-            the package, or a fine-tuning; of a grid the best one is taken.
+            the package, or a fine-tuning (for a grid, the best one).
         seed: The seed of a fine-tuning whose model answers; None: the best on dev.
         precision: The dtype in which answers are computed: float32, bfloat16, or auto, which is
             bfloat16 on hardware that multiplies it.
@@ -114,11 +114,11 @@ def load(folder: Place, *, seed: int | None = None, precision: How = "float32") 
 
 
 def history(folder: Place) -> list[dict[str, Any]]:
-    """Return what was measured while a run or a fine-tuning was trained, as flat records.
+    """Return the training metrics of a run or a fine-tuning, as flat records.
 
     Args:
-        folder: A run: the records of metrics.jsonl by step, whose "part" is "train" or "heldout".
-            A fine-tuning, of a grid the best one: the epochs of each seed, with "train_loss" and
+        folder: A run: the records of metrics.jsonl by step, whose "part" is "train" or "heldout". A
+            fine-tuning (for a grid, the best one): the epochs of each seed, with "train_loss" and
             the scores on dev.
     """
     from electra.checkpoints.manifest import find_best

@@ -1,7 +1,7 @@
 """The parameters that several verbs share, and what a verb is.
 
-A type says both what a script may give and, by its `Parameter`, how the command line takes it. Of
-several types of a file, a list or settings, a word of the command line has the first.
+A type declares the values that a script may pass and, by its `Parameter`, how the command line
+parses them. If a parameter has several types, the command line uses the first.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -53,9 +53,9 @@ Toml = Annotated[
 InitFrom = Annotated[
     Place | None,
     Parameter(
-        help="Continued pre-training: a run, or a folder that `electra export` or `electra import` "
-        "wrote, or english-tiny, whose weights and sizes the run begins with; the same as --set "
-        "train.init_from=FOLDER."
+        help="Folder whose weights and sizes the run starts with (continued pre-training): a run, "
+        "a folder that `electra export` or `electra import` wrote, or english-tiny; the same as "
+        "--set train.init_from=FOLDER."
     ),
 ]
 PRESET = completed(lambda: PRESETS)
@@ -70,8 +70,8 @@ Recipe = Annotated[
 Precision = Annotated[
     Literal["float32", "bfloat16", "auto"] | None,
     Parameter(
-        help="What the answers are computed in; float32 if not given. bfloat16 is faster on "
-        "hardware that multiplies it, and changes an answer by its rounding; auto chooses it there."
+        help="The dtype in which answers are computed; float32 if not given. bfloat16 is faster on "
+        "hardware that multiplies it natively, and changes answers by rounding; auto uses it there."
     ),
 ]
 DryRun = Annotated[
@@ -84,7 +84,7 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 class Planned(Exception):
-    """The end of a dry run: all that can be checked without writing is right."""
+    """The end of a dry run, after every check that needs no writing has passed."""
 
     def __init__(self, settings: Any, action: str):
         super().__init__(f"would {action}")

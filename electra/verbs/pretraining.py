@@ -66,7 +66,7 @@ def pretrain(
     dry_run: DryRun = False,
     show: Show = ignore,
 ) -> dict[str, Any]:
-    """Pre-train an encoder by replaced token detection, or by what --set method.objective names.
+    """Pre-train an encoder by replaced token detection, or by another --set method.objective.
 
     The first Ctrl-C (or SIGTERM) writes a checkpoint and stops, a second one stops at once, and
     SIGUSR1 writes a checkpoint without stopping. The same command continues the run, and so does
@@ -83,14 +83,14 @@ def pretrain(
             whose held-out part is evaluated beside that of the new text; the same as --set
             train.also_evaluate=SHARDS.
         resume: A run folder to continue, with the settings it was begun with.
-        cooldown: With --resume RUN --out END: steps, or a time such as 30m, in which the learning
-            rate decays to 0 from the newest checkpoint on, or from the one that --resume names. END
-            is the finished run; RUN is not changed and can continue.
+        cooldown: With --resume RUN --out END: steps, or a time such as 30m, over which the learning
+            rate decays to 0, starting from the newest checkpoint or from the one that --resume
+            names. END is the finished run; RUN is not changed and can continue.
         max_time: Time after which the run writes a checkpoint and stops, such as 3h or 90m, for
             queues with a time limit. The exit status is then 0.
-        cache: Room on this machine's disk for shards at a URL, such as 200GB, with --set
-            examples.order=window. They are copied when they are needed; without a cache all of them
-            before the first step.
+        cache: Disk space on this machine for shards at a URL, such as 200GB, with --set
+            examples.order=window. Shards are copied when they are needed; without a cache, all are
+            copied before the first step.
         show: Called with each record of metrics.jsonl.
 
     Returns:
@@ -271,8 +271,8 @@ def plan(
 ) -> "Plan":
     """Estimate the time and memory of a pre-training run from steps timed on this machine.
 
-    For shards it also shows what a machine copies from the store: bytes, requests, and what waits
-    for them. Shards on this machine are taken for some at a URL.
+    For shards, it also estimates what a machine copies from the store: bytes, requests, and the
+    wait before the first step. Local shards are treated as if they were at a URL.
 
     Example: electra plan --preset small --steps 100000
 
@@ -285,8 +285,8 @@ def plan(
         price: The cost of a GB, and that of 1,000 requests.
 
     Returns:
-        Parameters, tokens, FLOPs, memory (bytes), seconds, and the device that they are of; of
-        shards also the traffic.
+        Parameters, tokens, FLOPs, memory (bytes), seconds, and the device; for shards also the
+        traffic.
     """
     from electra.pretraining.plan import plan as run_plan
     from electra.shards.traffic import describe_traffic, estimate_traffic
@@ -357,10 +357,9 @@ def flops(
 ) -> dict[str, float]:
     """Count the floating-point operations of a pre-training run, part by part.
 
-    The true count is that of the matrix products of a step; the backward pass counts twice the
-    forward pass. The paper's count, which its tables have, takes embedding look-ups for matrix
-    products, and a backward pass for as many operations as a forward pass. Comparisons at equal
-    compute use the true count.
+    The true count covers the matrix products of a step, with the backward pass as twice the forward
+    pass. The paper's count, used in its tables, treats embedding look-ups as matrix products, and
+    counts a backward pass like a forward pass. Comparisons at equal compute use the true count.
 
     Example: electra flops --preset base --set method.objective=mlm train.steps=1000000
 
@@ -409,7 +408,7 @@ def import_(
     position_rows: Literal["interpolate", "repeat"] | None = None,
     dry_run: DryRun = False,
 ) -> "Imported":
-    """Turn other people's weights into a folder that the other verbs take.
+    """Convert other people's weights into a folder that the other commands accept.
 
     Reads Hugging Face folders of ELECTRA, BERT, ModernBERT and DeBERTaV3: safetensors or
     pytorch_model.bin, whole or in parts. From pytorch_model.bin only tensors are loaded, never
@@ -421,18 +420,18 @@ def import_(
     Args:
         source: A Hugging Face folder.
         out: The folder to write: the discriminator, or an encoder without its head, and the
-            generator in a folder inside, each as transformers loads them.
-        tokenizer: A folder with a tokenizer, or a file of one; without it, that of the source.
+            generator in a subfolder. transformers loads both.
+        tokenizer: A tokenizer folder or file; if not given, the source's.
         generator: A second source, of the generator; without it, the source's folder generator.
-        extend: A tokenizer with all tokens of the source's and more. Each new token begins with the
-            mean of the pieces that it replaces.
-        keep_vocabulary: Text, as `electra tokenizer` reads it. Only the tokens that it needs are
-            kept, and the model gives the same answers to it.
-        min_frequency: With --keep-vocabulary: tokens that the text has less often are spelt in
-            others.
+        extend: A tokenizer with all tokens of the source's and more. The embedding of a new token
+            starts as the mean of the pieces that it replaces.
+        keep_vocabulary: Text, as for `electra tokenizer`. Only the tokens that this text needs are
+            kept; the model's answers to this text stay the same.
+        min_frequency: With --keep-vocabulary: tokens that occur less often in the text are split
+            into others.
         positions: Longest row, tokens, if it is to be longer than the source's.
-        position_rows: Their embeddings. interpolate (if not given): the old ones, drawn out to the
-            new length. repeat: tile the old ones.
+        position_rows: Embeddings for --positions. interpolate (the default): the old ones,
+            stretched to the new length. repeat: tile the old ones.
 
     Returns:
         The sizes of the networks, how many tensors were loaded, and the names of those left over.

@@ -60,8 +60,8 @@ def quickstart(
 
     Args:
         text: Your own text: files, folders or globs, as for `electra tokenizer`.
-        out: The folder to write. An interrupted quickstart continues in its folder; to the name of
-            anything else that is there a number is added.
+        out: The folder to write. An interrupted quickstart continues in its folder; if anything
+            else is there, a number is added to the name.
     """
     settings = override_from_toml(QUICKSTART, as_path(config), as_words(set_))
     refuse_url(out)
@@ -122,8 +122,8 @@ def reproduce(
     """Repeat a table or figure of the paper at any size and budget, at equal compute.
 
     Every row is pre-trained with every seed and fine-tuned on every task; gains are printed with
-    their intervals over the seeds, or as not separable. The same command continues a suite that was
-    interrupted, and adds seeds and rows to one that is finished. Without NAME, it lists the suites.
+    their intervals over the seeds, or as not separable. The same command continues an interrupted
+    suite, and adds new seeds and rows to a finished one. Without NAME, it lists the suites.
 
     Example: electra reproduce table-5 --shards shards --glue glue --preset tiny --budget 1e14
     --runs runs --out results/table-5
@@ -132,8 +132,8 @@ def reproduce(
         name: A suite that comes with electra, or a file of your own, NAME.toml.
         shards: A folder that `electra prepare` wrote.
         glue: The folder of GLUE's tasks.
-        data: Folders of other tasks, as TASK=FOLDER, such as squad-1.1=squad. A task whose name no
-            task has is one of your own. minimal-pairs takes a file, as for `electra score`.
+        data: Folders of other tasks, as TASK=FOLDER, such as squad-1.1=squad. A name that is not a
+            known task is a task of your own. minimal-pairs takes a file, as for `electra score`.
         runs: The folder of all runs, which are kept.
         out: The folder of the results: records, tables, figures, page.
         earlier: Results folders of other suites. Their runs of the same name are not computed
@@ -142,12 +142,12 @@ def reproduce(
             equal.
         seeds: Pre-training seeds of each row.
         tasks: Tasks whose mean is the score, instead of the suite's.
-        jobs: Runs that are computed at a time; if not given, one for each GPU, or one on a CPU. 0:
-            none; the results of what is finished are written.
-        engine: local: processes of this machine. ray: a Ray cluster, whose machines see the same
-            folders; --jobs says how many runs share a machine's cores.
-        task: I/N: only the share I of N of the rows and seeds, from 0/N to (N-1)/N, as a job of a
-            queue. The command with --jobs 0 in its place writes the results.
+        jobs: Number of runs at the same time; if not given, one per GPU, or one on a CPU. 0:
+            compute nothing, and write the results of finished runs.
+        engine: local: processes on this machine. ray: a Ray cluster whose machines see the same
+            folders; --jobs sets how many runs share a machine's cores.
+        task: I/N: only share I of N of the rows and seeds, from 0/N to (N-1)/N, as one job of a
+            queue. Then the command with --jobs 0 instead of --task writes the results.
     """
     if name is None:
         given = (shards, glue, runs, out, preset, recipe, budget, seeds, jobs, task)

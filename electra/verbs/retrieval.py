@@ -30,16 +30,17 @@ def search(
     json: bool = False,
     precision: Precision = None,
 ) -> "list[list[Hit]]":
-    """Show the passages of a corpus that are nearest a query, by a fine-tuning for retrieval.
+    """Show the passages of a corpus nearest to a query, by a model fine-tuned for retrieval.
 
-    The search compares the query with every passage. The index, a folder with the vector of each
-    passage, is kept if --index names it; a command that was interrupted continues it.
+    The search compares the query with every passage. With --index, the vectors of the passages are
+    kept in a folder; after an interruption, the same command continues this index.
 
     Example: electra search retriever "gesture recognition" --corpus abstracts.jsonl --index index
 
     Args:
         model: A folder of `electra finetune --task retrieval`.
-        query: The query, in a script a list of them; - is standard input. Without it, --input.
+        query: The query (in a script, a list of queries); - is standard input. If not given,
+            --input is read.
         corpus: A table with the column text, and perhaps id; a text file, or a folder of them; or
             an index.
         index: The index of the corpus: written, or used if it is there.
@@ -85,10 +86,10 @@ def mine(
     margin: float = 0.05,
     seed: int | None = None,
 ) -> dict[str, int]:
-    """Write the files of a retrieval task with hard negatives, which a model for retrieval finds.
+    """Write the files of a retrieval task with hard negatives found by a retrieval model.
 
-    They are passages near a query that do not answer it. Passages nearer than the right one, or
-    below it by less than the margin, may be right, and is left out.
+    Hard negatives are passages near a query that do not answer it. A passage whose cosine is not
+    below that of the right passage by more than the margin may also be right, and is left out.
 
     Example: electra mine retriever --data pairs --out pairs-hard
 
@@ -97,7 +98,7 @@ def mine(
         data: The folder of the task's files, read with the settings of that fine-tuning.
         out: The folder to write, which `electra finetune` reads.
         count: Most negatives that are added to a pair.
-        margin: How far below that of the right passage a cosine has to be.
+        margin: How far the cosine of a negative must be below that of the right passage.
         seed: The seed whose model searches; if not given, the one with the best score on dev.
 
     Returns:
@@ -124,9 +125,9 @@ def mine(
 def pair(text: Text, *, out: Place, chars: int = 200) -> int:
     """Write neighbouring passages of texts as the pairs of a retrieval task without labels.
 
-    In each document the first passage is the query of the second, the third that of the fourth, and
-    so on. `electra finetune --task retrieval` learns from them before it learns from labelled
-    pairs, or instead.
+    In each document, the first passage is the query for the second, the third for the fourth, and
+    so on. `electra finetune --task retrieval` learns from these pairs before labelled pairs, or
+    instead of them.
 
     Example: electra pair corpus/*.txt.xz --out neighbours.jsonl
 

@@ -30,14 +30,14 @@ def serve(
     config: Toml = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Serve models over HTTP: detect, fill, embed, predict, search and the page, models by name.
+    """Serve named models over HTTP: detect, fill, embed, predict, search and a web page.
 
-    Requests are computed together in batches, in float32, so that an answer does not depend on the
-    others. The page is at /, the description of the interface at /docs, Prometheus' metrics at
-    /metrics. Only this machine can reach the service unless --host says otherwise; then clients
-    must send a token, which the environment variable ELECTRA_TOKEN or a file holds. Ctrl-C or
-    SIGTERM answers the requests in progress and stops; SIGHUP has all models read again. Nothing is
-    ever sent elsewhere.
+    Requests are computed in batches, in float32, so that an answer does not depend on other
+    requests. The page is at /, the API documentation at /docs, and metrics for Prometheus at
+    /metrics. By default only this machine can reach the service. With another --host, clients must
+    send the token in the environment variable ELECTRA_TOKEN or in --token-file. After Ctrl-C or
+    SIGTERM, the service answers the requests in progress and stops; SIGHUP reloads all models. No
+    data is sent elsewhere.
 
     Example: electra serve run reviews-scores
 
@@ -63,10 +63,10 @@ def page(
     config: Toml = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Open the page of a run: its curves as they grow, and the model at work on your sentences.
+    """Open the page of a run: its live curves, and the model's answers on your sentences.
 
-    The page follows a run that continues, and takes up each new checkpoint. A second folder is
-    compared with the first on the same sentence.
+    The page follows a run in training, and loads each new checkpoint. A second folder is compared
+    with the first on the same sentence.
 
     Example: electra page run
 

@@ -25,15 +25,15 @@ def verify(
     verbose: bool = False,
     json: bool = False,
 ) -> "list[Claim]":
-    """Check every claim of a folder: hashes, settings, origin; and compute some of it again.
+    """Check every claim of a folder (hashes, settings, origin) and recompute some of its results.
 
-    For a run, steps are computed again, to the bits of the next checkpoint or to the measures of
-    metrics.jsonl, and the last evaluation. For shards everything is counted, and some documents are
-    tokenized again. For a fine-tuning the scores are computed from its answers, and some answers
-    from its model. For an export weights and answers are compared with those of its source. For a
-    suite the tables are made from its records. A line for each claim: ok, FAILED or not checked;
-    of a folder of folders a line for each of them, and for each claim that failed. The exit status
-    is 1 if a claim failed. Nothing is written into the folder.
+    For a run, it recomputes some steps and the last evaluation, and compares the steps with the
+    next checkpoint, bit for bit, or with metrics.jsonl. For shards, it counts everything and
+    tokenizes some documents again. For a fine-tuning, it recomputes the scores from the answers,
+    and some answers from the model. For an export, it compares weights and answers with those of
+    the source. For a suite, it rebuilds the tables from the records. It prints a line for each
+    claim: ok, FAILED or not checked; for a folder of folders, a line for each folder and each
+    failed claim. The exit status is 1 if a claim failed. Nothing is written into the folder.
 
     Example: electra verify run
 
@@ -44,7 +44,7 @@ def verify(
         text: For shards: the text, as it was given to `electra prepare`.
         data: For a fine-tuning: the folder of the task's files, if they have moved.
         steps: For a run: most steps that are computed again.
-        verbose: Also print the claims that hold or were not checked of each of several folders.
+        verbose: For a folder of folders: also print the claims that hold or were not checked.
         json: Print a list of JSON objects with status, claim and told.
 
     Returns:
@@ -94,12 +94,12 @@ def show(
     shards: Place | None = None,
     json: bool = False,
 ) -> "StepRows":
-    """Show the rows of a training step as text: what was masked, and what was put there.
+    """Show the rows of a training step as text, with masked and replaced tokens marked.
 
-    [chef→cook] was chef and became cook; [chef] was masked, and the generator put chef there again.
-    With an objective that replaces nothing, [chef→[MASK]] has what its encoder read. Rows and masks
-    follow from seed and step; replacements are those that the nearest checkpoint makes, which are
-    those of training if it is of this step.
+    [chef→cook]: chef was replaced by cook. [chef]: chef was masked, and the generator sampled chef
+    again. With an objective that replaces nothing, [chef→[MASK]] shows what the encoder read. Rows
+    and masks follow from seed and step. Replacements come from the nearest checkpoint, and equal
+    those of training only if that checkpoint is of this step.
 
     Example: electra show run --step 1000
 
