@@ -28,8 +28,8 @@ def backward_by_parts(
     """Add the gradient of `factor` times a batch's loss to that of the weights; return the loss.
 
     The family `has_separate_rows`, and its output is "vectors". `taken` are the items of the batch,
-    `seed` is that of the dropout of the step, and `cached_rows` are the rows of a part, whose
-    activations alone are kept; 0: those of all parts are.
+    `seed` is the step's dropout seed, and `cached_rows` is the number of rows of a part; only one
+    part's activations are kept. 0: those of all parts are kept.
     """
     shape = len(taken), len(taken.lengths) // len(taken)
     targets = {name: values.view(-1, 1) for name, values in taken.targets.items()}

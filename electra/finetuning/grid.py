@@ -70,8 +70,8 @@ def search(
 
     The arguments are those of `finetune`, but for the settings by name, from `combine`. The folder
     has a folder of `finetune` for each combination, and is `<out>.incomplete` until all are
-    finished. Records of progress also have "combination" and "run", the run's number. What is
-    refused is refused before the first run.
+    finished. Records of progress also have "combination" and "run", the run's number. All
+    refusals happen before the first run.
     """
     refuse_existing(out)
     require_seeds(seeds)

@@ -102,7 +102,7 @@ def ignore(record: dict[str, Any]) -> None:
 def train_seeds(
     job: Job, start: Path, out: Path, machine: Machine, seeds: int, progress: Progress
 ) -> dict[str, Any]:
-    """Train the seeds of this process, and return the results of all processes' as in `out`."""
+    """Train the seeds of this process, and return the results of all seeds, as in `out`."""
     # Also called by build_network, but a refusal must come before the folder is made.
     architecture = job.pretrained.encoder.architecture
     choose_layers(job.config.layers, architecture, machine.device, is_plain=False)

@@ -256,7 +256,7 @@ def describe_cuts(splits: Mapping[str, Rows], config: FinetuneConfig) -> list[st
 
 @contextmanager
 def advise_to_remove(folder: Path, why: str) -> Iterator[None]:
-    """Add to a refusal of what a folder holds that it can be computed again."""
+    """Add to a refusal the advice to remove a folder, which can be computed again."""
     try:
         yield
     except UserError as error:

@@ -1,8 +1,8 @@
 """Teachers: fine-tuned models whose answers a student learns in place of labels, or beside them.
 
-Teachers are all seeds of one or several fine-tunings of the task; of several, the mean of the
-answers is learnt: probabilities by their cross-entropy, numbers by their squared error. A text
-without labels can be learnt from as well. Source: Hinton et al. 2015, "Distilling the Knowledge in
+Teachers are all seeds of one or several fine-tunings of the task. The student learns the mean of
+their answers: probabilities by cross-entropy, numbers by squared error. It can also learn from text
+without labels. Source: Hinton et al. 2015, "Distilling the Knowledge in
 a Neural Network", at a temperature of 1.
 """
 

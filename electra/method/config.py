@@ -41,8 +41,8 @@ class GeneratorConfig(Settings):
     disallow_correct: bool = False
     """Whether the original token is excluded from sampling."""
     shared_layers: Annotated[int, AtLeast(0)] = 0
-    """rtd, teams, cocolm: the generator's first layers that are also the discriminator's; both must
-    have the same hidden size. Source: TEAMS, whose generator shares 3 of its 6."""
+    """rtd, teams, cocolm: number of first layers that the generator shares with the discriminator;
+    both must have the same hidden size. Source: TEAMS, whose generator shares 3 of its 6."""
     start: Literal["auto", "layers", "folder", "new"] = "auto"
     """With train.init_from: the weights that the generator starts with. layers: the discriminator's
     lower layers and its embeddings; the head is new. folder: the weights of `start_folder`. new:
@@ -189,7 +189,7 @@ class MethodConfig(Settings):
         return False
 
     def check(self) -> None:
-        """Check what the table cannot say."""
+        """Check the rules that the table cannot express."""
         if self.objective not in OBJECTIVES:
             from electra.outside import require_known
 

@@ -84,7 +84,7 @@ def count_true(objective: Objective, length: int) -> float:
 def count_stages(objective: Objective, length: int) -> tuple[float, float]:
     """Return the true count per token of a step of the first and of the second stage.
 
-    Without a stage in which the returned network is frozen, the first is unused.
+    If no stage freezes the returned network, the first count is unused.
     """
     share, counts = objective.share_awake, []
     for objective.share_awake in (0.0, 1.0):
@@ -96,7 +96,7 @@ def count_stages(objective: Objective, length: int) -> tuple[float, float]:
 def count_run(
     objective: Objective, length: int, batch_size: int, num_steps: int
 ) -> dict[str, float]:
-    """Return the operations, "true" and "paper", of steps of so many rows of `length` tokens."""
+    """Return the "true" and the "paper" operations of a run with rows of `length` tokens."""
     true = count_true(objective, length) * num_steps * batch_size * length
     return {"true": true, "paper": count_as_the_paper(objective, length, batch_size, num_steps)}
 
@@ -148,8 +148,8 @@ def count_training(
         predicted: Share of the positions at which the softmax predicts.
         first_layer: First layer that counts; without the layers below, the embeddings do not.
 
-    The script knows no ModernBERT: of its layers the gate is counted too, attention over the whole
-    row, and the rest as in ELECTRA's.
+    The script does not cover ModernBERT. Here its layers are counted like ELECTRA's, plus the gate,
+    with attention over the whole row.
 
     Source: flops_computation.py.
     """

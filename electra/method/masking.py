@@ -30,7 +30,7 @@ Means = dict[str, tuple[Tensor, Tensor]]
 
 
 class Vocabulary(NamedTuple):
-    """All that the method knows of a vocabulary. The default ids are those of our own ones."""
+    """The facts about a vocabulary that the method needs. Default ids: those of our own ones."""
 
     starts_word_V: Tensor
     """Whether the token of each id begins a word, bool."""
@@ -201,7 +201,7 @@ class Masking(nn.Module):
         self.register_buffer("starts_word_V", vocabulary.starts_word_V, persistent=False)
 
     def draw(self, batch: Batch, rng: torch.Generator) -> tuple[Draw, Counts]:
-        """Return what `choose` returns, with the uniform numbers that a generator draws."""
+        """Return what `choose` returns, with uniform numbers from a random number generator."""
         return self.choose(batch, self.draw_uniform(batch, rng))
 
     def draw_rows(self, batch: Batch, seeds: Sequence[int]) -> tuple[Draw, Counts]:
@@ -221,9 +221,9 @@ class Masking(nn.Module):
     ) -> Tensor:
         """Return uniform numbers in [0, 1) for `choose`, of rows that are one part of a step.
 
-        `part` is its number and that of all parts, which have equally many rows. The numbers of all
-        rows are drawn, so that a row's do not depend on the parts; and at once, so that the rest of
-        a draw can be compiled.
+        `part` is (number of this part, number of parts); all parts have equally many rows. Numbers
+        are drawn for all rows, so that those of a row do not depend on the parts, and in one call,
+        so that the rest of a draw can be compiled.
         """
         (B, L), (number, num_parts) = batch.input_ids_BL.shape, part
         shapes = self._shapes(B * num_parts, L)

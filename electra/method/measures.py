@@ -44,8 +44,8 @@ class Measures:
     def add(self, output: Output, is_skipped: Tensor | None = None) -> None:
         """Add the output of one micro-batch, without gradients; all outputs have the same measures.
 
-        `is_skipped` says whether the step was skipped, a bool on the device; the output then counts
-        nothing. None: it was not.
+        `is_skipped`: whether the step was skipped, a bool on the device; the output is then
+        ignored. None: the step was not skipped.
         """
         if self.sums_N2 is None:
             self.names = list(output.means)

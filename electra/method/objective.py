@@ -50,7 +50,7 @@ class Output(NamedTuple):
     judgement: Judgement | None = None
     """The discriminator's judgement; None if no discriminator ran."""
     corrupt_ids_BL: Tensor | None = None
-    """x_corrupt of half an update; None: the loss is that of the whole."""
+    """x_corrupt, if the output is that of `generate`; else None."""
 
 
 class Network(NamedTuple):
@@ -69,9 +69,9 @@ class Network(NamedTuple):
     run: float = 1.0
     """Share of the run's steps that run the network's forward pass."""
     first_layer: int = 0
-    """Number of the layers before its own, which another network of the objective has computed."""
+    """Number of lower layers whose states another network of the objective has computed."""
     crop_length: Callable[[int], int] | None = None
-    """Length of the crop of a row that its encoder reads as well, without the head; None: none."""
+    """Row length to crop length, if the encoder also reads a crop (without the head); else None."""
 
 
 class Objective(nn.Module):
@@ -145,10 +145,10 @@ class Objective(nn.Module):
 
     @property
     def resting(self) -> list[nn.Parameter]:
-        """Parameters that this stage leaves as they are, though its loss may depend on them.
+        """Parameters that this stage keeps frozen, although its loss may depend on some of them.
 
-        These are embeddings that the generator shares with the encoder that pre-training returns,
-        also those that only the generator trains.
+        The loss depends on embeddings that the generator shares with the encoder that pre-training
+        returns, also on those that only the generator trains.
         """
         if not self.is_resting:
             return []
@@ -171,8 +171,8 @@ class Objective(nn.Module):
 
         Args:
             batch: Original rows of the micro-batch.
-            draw: The rows' share of the draw of `masking.draw`. Dropout has torch's random numbers.
-            counts: Its counts, over all rows of the step, not of the micro-batch alone.
+            draw: These rows of the draw from `masking.draw`. Dropout uses torch's random numbers.
+            counts: Counts over all rows of the step, not of the micro-batch alone.
         """
         raise NotImplementedError
 

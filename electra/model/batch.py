@@ -24,8 +24,8 @@ class Batch(NamedTuple):
     """Number of each token's document in its row, from 1, and 0 at padding; int64. Tokens attend
     within their document. None: within the whole row."""
     is_next_B: Tensor | None = None
-    """Label of next-sentence prediction: whether B follows A in a document, bool. None: nobody
-    asks."""
+    """Label of next-sentence prediction: whether B follows A in a document, bool. None: there are
+    no labels."""
 
     @property
     def inputs(self) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:

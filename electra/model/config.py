@@ -77,7 +77,7 @@ class EncoderConfig(Settings):
     """Whether heads of fine-tuning have a layer as the generator's before their last one."""
 
     def check(self) -> None:
-        """Check what the table cannot say."""
+        """Check the rules that the table cannot express."""
         if self.architecture not in self.kinds:
             from electra.outside import require_known
 

@@ -1,8 +1,8 @@
 """DeBERTaV3's body: ELECTRA's layers with disentangled attention.
 
-The graph is that of transformers' DebertaV2Model as version 3 sets it, parameter for parameter.
-There are no absolute positions and no segments. A pair of positions has a bucket by its distance,
-and each bucket a row in one table for all layers; the score of the pair is
+The graph is that of transformers' DebertaV2Model with version 3's settings, parameter by parameter.
+There are no absolute positions and no segments. The distance of two positions selects a bucket, and
+each bucket has a row in one table for all layers. The score of a pair of positions is
 
     (q_i . k_j + q_i . K[row(i - j)] + Q[row(i - j)] . k_j) / sqrt(3 D)
 
@@ -45,7 +45,7 @@ class RelativePlaces(NamedTuple):
 
 
 class RelativePositions(nn.Module):
-    """Positions, as DeBERTa's layers need them: a table of distances, and its rows."""
+    """Position information for DeBERTa's layers: a table of distances, and its rows."""
 
     rows_T: Tensor
 
@@ -75,8 +75,8 @@ class RelativePositions(nn.Module):
 def find_rows(config: DebertaConfig, length: int) -> Tensor:
     """Return the row (T,) in the table of each distance between positions of a row, int64.
 
-    Distances of at most half of `position_buckets` have a bucket each; `max_relative_positions` - 1
-    is the last distance in a bucket of its own logarithm, and all beyond it share the outermost.
+    Distances of at most half of `position_buckets` have a bucket each. Beyond, buckets grow with
+    the logarithm up to `max_relative_positions` - 1; all larger distances share the outermost.
     """
     middle, num_buckets = config.position_buckets // 2, config.position_buckets
     distance_T = torch.arange(1 - length, length, device="cpu")

@@ -3,8 +3,8 @@
 Shape suffixes: B rows of the batch, L positions, T types of segment, E embedding size, H hidden
 size, N heads, D size of a head (H = N * D), F feed-forward size.
 
-`PostNormLayer` is the definition of a layer. `fused.py` computes the same faster on a CPU; an
-encoder is built of either class, which have the same parameters under the same names.
+`PostNormLayer` is the definition of a layer. `fused/` computes the same faster on a CPU. An
+encoder can use either class; both have the same parameters under the same names.
 
 Source: google-research/electra model/modeling.py transformer_model.
 """
@@ -48,7 +48,7 @@ class Embeddings(EmbeddingBlock):
             type_T = torch.arange(self.types.num_embeddings, device=input_ids_BL.device)
             is_type_BLT = token_type_ids_BL[:, :, None] == type_T
             types_BLE = is_type_BLT.to(positions_LE.dtype) @ self.types.weight
-        else:  # the same as a choice, which a compiler puts into the sum below
+        else:  # equal to a selection, and a compiler fuses it with the sum below
             types_BLE = self.types.weight[0]
             for number, type_E in enumerate(self.types.weight[1:], 1):
                 is_type_BL1 = token_type_ids_BL[:, :, None] == number
@@ -57,7 +57,7 @@ class Embeddings(EmbeddingBlock):
 
 
 class AttentionMask(nn.Module):
-    """Positions, as ELECTRA's layers need them: what is added to attention scores."""
+    """Position information for ELECTRA's layers: the mask added to attention scores."""
 
     def __init__(self, config: EncoderConfig):
         super().__init__()

@@ -1,7 +1,7 @@
 """The encoder of both networks: embeddings and a stack of layers, of one of the architectures.
 
 Each architecture has a file that defines its embeddings, its layer, and what its layers need to
-know of positions (electra.py, modernbert.py, deberta.py); fused.py and triton.py compute the same
+know of positions (electra.py, modernbert.py, deberta.py); fused/ and triton.py compute the same
 faster. The encoder holds one of each and hands them what they need.
 
 Shape suffixes: B rows of the batch, L positions, H hidden size.
@@ -137,7 +137,7 @@ class Encoder(nn.Module):
     def fork(
         self, ends: tuple["Encoder", ...], ids_BL: Tensor, *rows: Tensor | None
     ) -> list[Tensor]:
-        """Return `forward` of encoders that share all layers but the last, which are run once."""
+        """Return `forward` of encoders that differ in the last layer; shared layers run once."""
         attention_mask_BL, types_BL, document_ids_BL = rows
         x_BLH, masks = self._begin(ids_BL, types_BL)
         places = self.find_places(ids_BL, attention_mask_BL, document_ids_BL)

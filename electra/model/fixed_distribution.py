@@ -39,7 +39,7 @@ class FixedDistribution(nn.Module):
         last = len(self.probs_V) - 1
         cumulative_V = self.probs_V.cumsum(0)
         threshold_BS = uniform_BS.double() * cumulative_V[-1]
-        if self.disallow_correct:  # draw from what is left, and step over the original's stretch
+        if self.disallow_correct:  # draw from the other tokens, skipping the original's interval
             prob_BS = self.probs_V[targets_BS]
             threshold_BS = uniform_BS.double() * (cumulative_V[-1] - prob_BS)
             is_behind_BS = threshold_BS >= cumulative_V[targets_BS] - prob_BS

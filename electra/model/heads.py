@@ -17,7 +17,7 @@ Kind = Literal[
     "", "PreTraining", "MaskedLM", "CausalLM",
     "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice",
 ]  # fmt: skip
-"""A network's answers, as the names of transformers' classes end; empty: hidden states."""
+"""A network's kind of output, as the suffix of transformers' classes; empty: hidden states."""
 
 
 class PredictionHead(nn.Module):

@@ -12,7 +12,7 @@ from electra.model.parts import TransformerLayer
 
 
 class _DrawNothing(TorchFunctionMode):
-    """Leaves embeddings on the meta device alone: to draw them, torch loads its compiler first."""
+    """Skips drawing embeddings on the meta device, for which torch would load its compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return kwargs["tensor"] if func is nn.init.normal_ else func(*args, **(kwargs or {}))
@@ -20,7 +20,7 @@ class _DrawNothing(TorchFunctionMode):
 
 @contextmanager
 def without_weights() -> Iterator[None]:
-    """Build modules with names and shapes, of which nothing is allocated or drawn."""
+    """Build modules with names and shapes only; no weights are allocated or drawn."""
     with torch.device("meta"), _DrawNothing():
         yield
 

@@ -106,7 +106,7 @@ class MaskedLM(nn.Module):
             weights_BS.flatten(),
             uniform_BS.flatten(0, 1),
         )
-        # Below 1, what is left without the original can underflow in the pass of the loss.
+        # Below 1, the other tokens' probabilities can underflow in the pass that computes the loss.
         predict = loss_and_sample if self.first_temperature >= 1 else loss_and_sample_plain
         prediction = predict(
             *arguments, temperature=self.temperature, disallow_correct=self.disallow_correct

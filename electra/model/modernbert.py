@@ -1,8 +1,8 @@
 """ModernBERT's body: pre-norm layers, rotary positions, a gated feed-forward, local attention.
 
 The graph is that of transformers' ModernBertModel, parameter for parameter. `PreNormLayer` is the
-definition of a layer. `fused.py` computes the same faster on a CPU; an encoder is built of either
-class, which have the same parameters under the same names.
+definition of a layer. `fused/` computes the same faster on a CPU. An encoder can use either
+class; both have the same parameters under the same names.
 
 A layer with local attention attends to a window. In short rows all scores are computed, and the
 mask hides those outside the window. In long rows the positions are cut into blocks as long as half
@@ -74,7 +74,7 @@ class Places(NamedTuple):
 
 
 class RotaryPlaces(nn.Module):
-    """Positions, as ModernBERT's layers need them: a `Places` for each kind of attention.
+    """Position information for ModernBERT's layers: a `Places` for each kind of attention.
 
     Documents need no rotary positions of their own: the score of two rotated vectors depends on the
     difference of their positions only.
@@ -95,7 +95,7 @@ class RotaryPlaces(nn.Module):
         theta = config.local_rope_theta if is_local else config.global_rope_theta
         places = Places(None, *_find_angles(length, config.head_size, theta, sight.device), 0)
         forbidden, half = sight.find_forbidden(), config.local_attention // 2
-        # An exported graph is for rows of any length: its local layers hide what is far in all.
+        # An exported graph is for rows of any length, so its local layers always have a mask.
         is_any_length = torch.compiler.is_exporting()
         if is_local and (is_any_length or half < length - 1):
             block = 0 if is_any_length else find_block(length, half)
@@ -175,7 +175,7 @@ class RotaryAttention(SelfAttention):
 
 
 class PreNormLayer(TransformerLayer):
-    """Attention and feed-forward, each of normalised states and added to them: the definition.
+    """Attention and feed-forward, each on normalised states, with a residual: the definition.
 
     Every sub-module is called, so that forward hooks see its input and output and a replaced one
     (an adapter) takes part. Layer 0 has no norm before the attention, since the embeddings are

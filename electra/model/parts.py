@@ -67,7 +67,7 @@ class TokenTable(nn.Embedding):
 
     @torch.no_grad()
     def subtract_base(self) -> None:
-        """Take the rows of this table for what look-ups give, as they are without a base."""
+        """Subtract the base from this table, so that look-ups return the table's present rows."""
         for each in self.base:
             self.weight -= each.table
 
@@ -238,7 +238,7 @@ class Sight(NamedTuple):
         if forbidden is None:
             return None
         # Half of the least number: kernels multiply scores by log2(e), and a row in which all is
-        # hidden, as one of padding before a tower that looks ahead, must stay finite.
+        # hidden (such as padding, for a tower that looks ahead) must stay finite.
         least = torch.finfo(self.dtype).min / 2
         zeros = torch.zeros(forbidden.shape, dtype=self.dtype, device=forbidden.device)
         return zeros.masked_fill_(forbidden, least)

@@ -39,9 +39,8 @@ class ClassifierHead(nn.Module):
     """Dropout and one linear layer on a row's state, or on every token's: float32 logits.
 
     The state of a row is that of [CLS] (paper; classification_tasks.py get_prediction_module), or
-    the mean over its tokens: nothing in replaced token detection teaches [CLS] to sum up its row,
-    and what fine-tuning has to teach it, a small or short-trained encoder does not learn in a few
-    epochs.
+    the mean over its tokens: replaced token detection does not teach [CLS] to sum up its row, and a
+    small or briefly trained encoder does not learn this in a few epochs of fine-tuning.
 
     Args:
         config: Sizes of the encoder.
@@ -231,7 +230,7 @@ class BeamSpanHead(nn.Module):
 def answer_positions(token_type_ids_BL: Tensor) -> Tensor:
     """Return the positions that an answer may have: those of the text, and [CLS]; (B, L) bool."""
     is_text_BL = token_type_ids_BL == 1
-    # The last one is [SEP]: the text is what has another position of segment 1 behind it.
+    # The last position of segment 1 is [SEP]; those before another of its positions are text.
     allowed_BL = is_text_BL & F.pad(is_text_BL[:, 1:], (0, 1))
     allowed_BL[:, 0] = True
     return allowed_BL
@@ -281,15 +280,15 @@ class LayerSum(nn.Module):
 class FeatureHead(nn.Module):
     """Layers of an encoder, a BiLSTM over the row's tokens and a linear layer: float32 logits.
 
-    Padding never changes what is said of a token or a row. The encoder is not touched: whether it
-    learns is decided where its states come from.
+    Padding never changes the logits of a token or a row. This head does not decide whether the
+    encoder learns; the code that supplies the states does.
 
     Args:
         hidden_size: H.
         num_classes: C.
         config: K; whether its layers are side by side (F = K * H) or become their LayerSum
             (F = H); and the BiLSTMs, each on the one before it.
-        of: Judged: each token by its own state, or the row by both directions' last.
+        of: What is classified: each token by its own state, or the row by both last states.
         dropout_prob: Dropout on the features and before the linear layer.
     """
 

@@ -37,9 +37,9 @@ from electra.model.parts import attend as attend_plainly
 class TritonPostNormLayer(PostNormLayer):
     """The layer for a CUDA device with Triton.
 
-    Parameters and their names are those of `PostNormLayer`. Only `intermediate` of its modules is
-    called, the parameters of the others are read: hooks on them never fire. Rows longer than
-    `LONGEST`, and float32, take torch's attention.
+    Parameters and their names are those of `PostNormLayer`. Of its modules only `intermediate` is
+    called; only the parameters of the others are read, so hooks on them never fire. Rows longer
+    than `LONGEST`, and float32, use torch's attention.
     """
 
     def forward(
@@ -139,10 +139,10 @@ class TritonDisentangledLayer(TritonPostNormLayer, DisentangledLayer):
 
 
 class TritonRotaryAttention(RotaryAttention):
-    """ModernBERT's attention: of Triton's kernels in rows that `can_attend` takes.
+    """ModernBERT's attention, with Triton kernels for rows that `can_attend` accepts.
 
-    In longer rows a window is that of torch's Flash kernels, which have no dropout; documents apart
-    and attention to the whole of a long row are those of `RotaryAttention`.
+    In longer rows, windows use torch's Flash kernels, which have no dropout; separate documents and
+    attention to the whole of a long row use `RotaryAttention`.
     """
 
     def forward(  # type: ignore[override]

@@ -10,9 +10,9 @@
     loss             L_MLM + lambda L_Disc + mu L_LM + nu L_SCL                loss
 
 Source: Meng et al. 2021, "COCO-LM: Correcting and Contrasting Text Sequences for Language Model
-Pretraining", section 3, known from notes; model.py of its released code. There the two heads are
-linear, and s passes a layer more. Here the heads are RTD's and the generator's, so that what is
-kept is RTD's discriminator. docs/DEVIATIONS.md lists all differences.
+Pretraining", section 3 (known from notes); model.py of its released code. There the two heads are
+linear, and s passes through one more layer. Here the heads are those of RTD and of the generator,
+so that RTD's discriminator is kept. docs/DEVIATIONS.md lists all differences.
 
 Shape suffixes: B rows, L positions, S slots for masked positions in a row, H hidden size, N = 2 B
 states of [CLS].
@@ -124,7 +124,7 @@ def crop_length(length: int) -> int:
 def crop(batch: Batch, uniform_B: Tensor) -> Batch:
     """Return [CLS], a run of nine tenths of the tokens between, and the last [SEP] of each row.
 
-    The run begins at a place that the uniform numbers choose; what is cut is before and behind it.
+    The uniform numbers choose where the run begins; the tokens before and after it are cut.
 
     Source: COCO-LM (Meng et al. 2021), span_dataset.py of its released code, which cuts [CLS] and
     [SEP] as any token.

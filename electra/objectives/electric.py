@@ -124,9 +124,9 @@ class TwoTowers(nn.Module):
     """p(x_t | all tokens but x_t) at every position of an unmasked row, in one pass.
 
     One transformer reads from the left, one from the right. The prediction at t reads the states at
-    t - 1 of the first and at t + 1 of the second. At the first and the last position of a row one
-    side is zero; where tokens attend within their document, also at those of a document. The token
-    embeddings of the first tower are also the table of the softmax.
+    t - 1 of the first and at t + 1 of the second. At the first and the last position of a row (of a
+    document, if tokens attend within their document) one side is zero. The token embeddings of the
+    first tower are also the table of the softmax.
 
     Source: run_pretraining.py, two_tower_generator, where the ends wrap around.
     """

@@ -70,7 +70,7 @@ class MaskedLanguageModelling(Objective):
 
 
 class CausalLanguageModelling(Objective):
-    """The next token, special tokens included, at every position that has one.
+    """Predicts the next token, special tokens included, at every position that has one.
 
     BERT's ablation "LTR & No NSP", in which the encoder is also causal in fine-tuning. Source:
     Devlin et al. 2019, section 5.1.
@@ -206,9 +206,9 @@ def mix(
 
 
 class NextSentenceHead(nn.Module):
-    """BERT's pooler, and whether the second segment follows the first: float32 logits (B, 2).
+    """BERT's pooler and a classifier: does the second segment follow? Float32 logits (B, 2).
 
-    The first logit is that of a segment that follows. Source: google-research/bert, modeling.py and
+    The first logit is that of "it follows". Source: google-research/bert, modeling.py and
     run_pretraining.py get_next_sentence_output.
     """
 

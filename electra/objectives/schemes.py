@@ -60,11 +60,11 @@ class TwoStage(ReplacedTokenDetection):
 
 
 class Separate(ReplacedTokenDetection):
-    """RTD whose losses may be descended one after the other.
+    """RTD whose two losses can be minimised one after the other.
 
-    With train.updates=apart each has an update of its own: the discriminator sees the tokens that
-    the generator sampled before its update; with method.sharing=gdes its embeddings are those after
-    the update. With train.overlap both have one.
+    With train.updates=apart each loss has its own update: the discriminator reads tokens sampled
+    before the generator's update; with method.sharing=gdes its embeddings are those after it.
+    With train.overlap both losses share one update.
 
     Source: DeBERTaV3, section 3.2, and decoupled_training of its released code.
     """
@@ -76,10 +76,10 @@ class Separate(ReplacedTokenDetection):
         counts: Counts,
         half: Output | Literal["first"] | None = None,
     ) -> Output:
-        """Return the whole as `ReplacedTokenDetection`, or one half of it.
+        """Return the output of `ReplacedTokenDetection`, or of one half of it.
 
-        The "first" half is `generate`. The second, which is given the first's output, is
-        `discriminate`. None: the whole.
+        The "first" half is `generate`. The second half is `discriminate`, given the output of the
+        first. None: both halves.
         """
         if half is None or self.is_resting:
             return super().forward(batch, draw, counts)

@@ -53,12 +53,12 @@ class Teams(ReplacedTokenDetection):
 
     @property
     def kept(self) -> Encoder:
-        """The encoder that pre-training returns: with the discriminator's or selector's end."""
+        """The encoder that pre-training returns, with the last layer of `method.kept_layer`."""
         return self.selector if self.keeps_selector else self.discriminator
 
     @property
     def networks(self) -> dict[str, Network]:
-        """Generator, discriminator and selector; the last has one layer beside those of another."""
+        """Generator, discriminator and selector, which adds one layer to those it shares."""
         share, first = self.share_awake, len(self.selector.layers) - 1
         encoders, head = (self.selector,), self.selection_head
         selector = Network(encoders, head, "", "chosen", share, share, first_layer=first)
@@ -102,7 +102,7 @@ class Teams(ReplacedTokenDetection):
 
 
 class SelectionHead(PredictionHead):
-    """Which of some tokens was at a position: float32 logits.
+    """Float32 logits: which of the candidates was at a position.
 
     Source: TEAMS, MultiWordSelectionHead of its released code.
     """

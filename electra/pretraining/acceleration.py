@@ -168,7 +168,7 @@ class AcceleratedStep(Step):
         with torch.cuda.stream(self.stream), warnings.catch_warnings():
             # The optimizer warns because nothing is captured yet; the step after these is captured.
             warnings.filterwarnings("ignore", message=".*capturable=True")
-            # No advice: TensorFloat32 where float32 is promised; how torch 2.11 splits a softmax.
+            # Ignore hints: TensorFloat32, though float32 is promised; torch 2.11's split softmax.
             warnings.filterwarnings("ignore", message=r"TensorFloat32|\s*Online softmax")
             outcome = self.compute(batch)
         current.wait_stream(self.stream)

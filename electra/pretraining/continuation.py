@@ -1,4 +1,4 @@
-"""Runs that are continued: what may change by their command, what must be there; and branches."""
+"""Continued runs: which settings may change, and which files must exist; branches of runs."""
 
 import dataclasses
 import shutil
@@ -44,11 +44,11 @@ MAY_CHANGE = frozenset(
 def read_run(
     run: Path, given: PretrainConfig | None, device: str
 ) -> tuple[PretrainConfig, dict[str, str], dict[str, str], Ranking | None, dict[str, Any] | None]:
-    """Return what process 0 reads for all of them when a run continues.
+    """Return what process 0 reads for all processes when a run continues.
 
-    These are the settings, what the settings of the command (`given`) change in them, the shards'
-    source, the attention kernels recorded for the device, and the weights of train.init_from. A run
-    that is complete or damaged is refused, and settings that may not change.
+    These are the settings, the changes to them by the command (`given`), the shards' source, the
+    attention kernels recorded for the device, and the weights of train.init_from. A complete or
+    damaged run is refused, and so is a change of a setting that may not change.
     """
     config, changed = read_run_config(run), dict[str, str]()
     is_longer = given is not None and given.train.steps > config.train.steps
@@ -68,7 +68,7 @@ def read_run(
 
 
 def keep_sources(run: Path, shards: Shards, domains: Domains, machine: Machine) -> None:
-    """Write where the shards of a run are now; refuse other old ones, and report another dtype."""
+    """Record where the shards are now; refuse other shards of the old text; report a new dtype."""
     manifest = read_manifest(run)
     old, evaluated = domains.get("old"), manifest.get("also_evaluate")
     require(
@@ -99,7 +99,7 @@ def keep_tokenizer(run: Path, shards: Shards) -> None:
 
 
 def require_begun(run: Path, config: PretrainConfig) -> None:
-    """Refuse other weights than a run began with, which no checkpoint holds yet."""
+    """Refuse other first weights than those of a run that has no checkpoint yet."""
     manifest = read_manifest(run)
     start = manifest.get("init_from") or {}
     known = {"train.init_from": start, "generator.start_folder": start.get("generator")}
@@ -132,10 +132,10 @@ def settle(
 ) -> tuple[PretrainConfig, dict[str, str]]:
     """Return the settings with which a run continues, and how they change, by name: "OLD -> NEW".
 
-    Settings from shards and other models are those of the run's beginning: those models need not be
-    there any more. `given` are the names of what the user chose; None: of all that is `wanted`.
-    Refused are a shorter run, and other settings that the weights or the meaning of the metrics
-    depend on.
+    Settings from shards and other models stay as they were when the run began; those models need
+    not exist any more. `given` are the names of the settings that the user chose; None: all names
+    in `wanted`. A shorter run is refused, and so are changes on which the weights or the meaning of
+    the metrics depend.
     """
     before, after = (dict(flatten(to_dict(config))) for config in (begun, wanted))
     kept = {"model.vocab_size"}
@@ -236,10 +236,10 @@ def write_branch(trunk: Path, checkpoint: Path | None, out: Path, config: Pretra
 
 
 def is_end_of(out: Path, start: Path, length: int | timedelta) -> bool:
-    """Return whether a folder is an early end of this run, or of a checkpoint of it, begun before.
+    """Return whether a folder already holds an early end of this run, or of its checkpoint.
 
-    Refused is an end that began at another checkpoint than the named one, or has other steps than
-    the given ones; a time is of the speed that the run had.
+    An end that began at another checkpoint than the named one, or that has another number of steps
+    than the given one, is refused. A time is converted to steps at the run's own speed.
     """
     known = read_manifest(out) if (out / "manifest.json").exists() else {}
     begun, run = known.get("branched_from") or {}, run_of(start)
@@ -262,8 +262,8 @@ def is_end_of(out: Path, start: Path, length: int | timedelta) -> bool:
 def plan_cooldown(start: Path, length: int | timedelta) -> tuple[Path, PretrainConfig]:
     """Return a run's newest checkpoint, or the named one, and the settings of an early end from it.
 
-    The rate decays to 0 in a `length` of steps, or in a time at the run's own speed. Refused is a
-    checkpoint at which the schedule cannot be cut.
+    The rate decays to 0 in a `length` of steps, or in a time at the run's own speed. A
+    checkpoint at which the schedule cannot be cut is refused.
     """
     run, (step, checkpoint) = run_of(start), find_checkpoint(start)
     begun = read_run_config(run)

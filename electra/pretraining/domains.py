@@ -2,8 +2,8 @@
 
 The discriminator is judged on held-out rows whose replaced tokens stay the same throughout the run.
 The loss on the generator's present samples would not show it. It falls while a new generator still
-draws words that nobody would write, and rises as the generator learns, and neither says anything of
-the discriminator. So the tokens are replaced once, before the discriminator's first step, and kept
+draws implausible words, and rises as the generator learns; neither shows anything about the
+discriminator. So the tokens are replaced once, before the discriminator's first step, and kept
 in the run folder (`heldout.safetensors`).
 """
 

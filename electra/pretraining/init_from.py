@@ -1,9 +1,9 @@
 """Continued pre-training: sizes and weights of a run that begins with those of another model.
 
-Only weights are taken (`train.init_from`). Optimizer, schedule and count of steps begin anew. Where
-the folder has no generator, one is made (`generator.start`): from the discriminator's lower layers,
-from another masked language model, or with initial weights. A made generator predicts little at
-first, and a discriminator that learns from its samples unlearns what it knew. So the generator is
+Only weights are taken (`train.init_from`). Optimizer, schedule and count of steps begin anew. If
+the folder has no generator, one is built (`generator.start`): from the discriminator's lower
+layers, from another masked language model, or with initial weights. A new generator predicts poorly
+at first, and a discriminator that learns from its samples forgets what it knew. So the generator is
 trained alone for `generator.warmup_steps` (`Objective.rest_until`).
 """
 
@@ -35,8 +35,8 @@ Origin = Literal["init_from", "folder", "layers", "new"]
 MADE: Collection[Origin | None] = ("layers", "new")
 """Origins of a generator that cannot predict at first."""
 MADE_FRACTION = 0.25
-"""Layers of a generator that is made from the discriminator's, as a share of them, if the preset
-has a narrow generator. Such a generator is as wide as the discriminator."""
+"""Share of the discriminator's layers from which a generator is built, if the preset has a narrow
+generator. A generator built in this way is as wide as the discriminator."""
 NEVER = -1e4
 """Bias of a token that does not exist."""
 WARMUP_SHARE = 10
@@ -357,7 +357,7 @@ def tell_parts(model: Objective, config: PretrainConfig, start: SavedModel) -> s
 
 
 def _find_unused(model: Objective, config: PretrainConfig, start: SavedModel) -> list[str]:
-    """Return the heads, with the networks below them, that a run does not begin with."""
+    """Return the saved heads, with the networks below them, that a run does not use."""
     kept, generator = start.kept, start.generator
     heads = {f"head that predicts {kept.predicts}": kept.head, "next_sentence": kept.next_sentence}
     heads |= {"generator": generator.head} if generator else {}
@@ -411,7 +411,7 @@ def load_network(network: Network, saved: SavedNetwork) -> None:
 
 
 def describe_start(model: Objective, config: PretrainConfig, start: SavedModel) -> dict[str, Any]:
-    """Return what manifest.json says of the weights that the run began with."""
+    """Return the entry of manifest.json for the weights that the run began with."""
     found: dict[str, Any] = {
         "folder": config.train.init_from,
         "source": start.source,
@@ -424,6 +424,6 @@ def describe_start(model: Objective, config: PretrainConfig, start: SavedModel) 
 
 
 def describe_weights(folder: str) -> dict[str, Any]:
-    """Return what manifest.json says of the weights in a folder."""
+    """Return the entry of manifest.json for the weights in a folder."""
     other = read_pretrained(Path(folder))
     return {"source": other.source, "sha256": other.sha256}

@@ -1,7 +1,7 @@
-"""The records of a run: what is measured between two of them, what they warn of, who writes them.
+"""The records of a run: measures between two records, alarms, and the writer of the run folder.
 
 `Window` collects the outcomes of steps on every process. `Journal` writes on process 0;
-`SilentJournal` stands in its place on the others. `Alarms` reads what is written.
+`SilentJournal` replaces it on the others. `Alarms` reads what is written.
 """
 
 import math
@@ -207,9 +207,9 @@ LOW_REPLACED_SHARE = 4 / 15
 WORSE_THAN_CHANCE = 1.2
 """Generator's loss divided by that of a uniform guess, above which a run diverges."""
 LOST_SHARE = 0.1
-"""Share of what the discriminator had learnt, before a continued run, whose loss raises an alarm.
-What it has learnt is the distance of its loss from that of a constant prediction. Other objectives
-have no such prediction: a share of their first loss."""
+"""An alarm is raised if a continued run forgets this share of what the discriminator had learnt,
+that is of the distance of its loss from that of a constant prediction. Other objectives have no
+such prediction; for them it is a share of their first loss."""
 
 
 class Alarms:
@@ -512,7 +512,7 @@ class Journal:
 
 
 class SilentJournal:
-    """In the place of a Journal on all processes but process 0: writes and shows nothing."""
+    """Replaces the Journal on all processes but process 0; writes and shows nothing."""
 
     def do_nothing(self, *given: object) -> None:
         """Do nothing."""

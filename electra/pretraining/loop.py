@@ -130,7 +130,7 @@ class Due(NamedTuple):
         late: bool = False,
         save: bool = False,
     ) -> "Due":
-        """Return what follows a step, where a signal may ask to stop or to save, or it is late."""
+        """Return what follows a step, given signals to stop or to save and the time limit."""
         train = config.train
         is_last = done == train.steps
         save = save or told or late or is_last or done % train.save_every == 0
@@ -224,7 +224,7 @@ class Session:
     def find_due(self, done: int) -> Due:
         """Return what follows a step; the processes agree.
 
-        Several answer requests a step late, so that no step waits for the slowest process.
+        Several processes answer a request one step later, so that no step waits for the slowest.
         """
         answer = self._ask() if self.answer is None else self.answer
         told, late, save = answer()
@@ -242,9 +242,9 @@ class Session:
         return ask_any_rank(requests.stops, time.monotonic() >= self.end, requests.saves)
 
     def record(self, done: int) -> None:
-        """End the window with a record; a run whose losses stay not finite ends, saved.
+        """End the window with a record; save and stop a run whose losses stay non-finite.
 
-        So does one whose processes have weights that differ, at its last checkpoint.
+        A run whose processes have different weights is stopped at its last checkpoint.
         """
         if self.step.machine.num_ranks > 1 and not is_sharded(self.step.model):
             self._require_same_weights(done)

@@ -1,4 +1,4 @@
-"""Starts for short runs, which know from the first step that neighbouring tokens matter.
+"""Initial weights for short runs: neighbouring tokens matter from the first step on.
 
 With BERT's initial weights attention is nearly uniform, and the state at [MASK] says little about
 its context. Masked language modelling then stays at the entropy of single tokens for thousands of
@@ -44,7 +44,7 @@ SHARPNESS = 16.0
 of other positions have mean 0 and a deviation of about 4 at heads of 64, so that a head favours its
 neighbour in half of all cases."""
 OFFSETS = {"all": (1, -1), "before": (1, 1), "after": (-1, -1)}
-"""From the tokens that heads look at, by turns, to the token itself, by what an encoder sees."""
+"""Offsets from the token that a head looks at to its own, alternating; by `Encoder.sees`."""
 
 
 def embed_tokens(shards: Shards, size: int, std: float, seed: int) -> Tensor:
@@ -116,9 +116,9 @@ def look_at_neighbours(encoders: list[Encoder], std: float, rng: torch.Generator
     Position embeddings become random Fourier features sqrt(2) std [sin(w t), cos(w t)] of position
     t, with w uniform in [0, pi): nearly orthogonal to one another, of the token embeddings' own
     deviation, and moved by an offset through a rotation. The keys of a head are its queries rotated
-    by the offset, by turns one back and one ahead; of an encoder that sees one side, to that side.
-    Value and output are an orthogonal matrix and its transpose, so that what is looked at is added
-    unchanged. `std` is the standard deviation of the token embeddings.
+    by the offset: alternately one back and one ahead, or always to the one side that is seen. Value
+    and output are an orthogonal matrix and twice its transpose, so that the double of what is
+    looked at is added. `std` is the standard deviation of the token embeddings.
     """
     positions = cast(Embeddings, encoders[0].embeddings).positions.weight
     size = positions.shape[1]

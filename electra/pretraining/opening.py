@@ -1,6 +1,6 @@
-"""A run is opened: settings, shards, first weights and the run folder, up to its first step.
+"""Opening a run: settings, shards, first weights and the run folder, up to its first step.
 
-What is done here happens once. The steps are in loop.py.
+All of this happens once. The steps are in loop.py.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ from electra.training.config import PretrainConfig, TrainConfig, require_schedul
 from electra.training.distributed import from_rank_0, joined, spread, wait_for_all
 from electra.training.machine import Machine, prepare_machine
 
-if TYPE_CHECKING:  # of which a run from scratch needs nothing
+if TYPE_CHECKING:  # a run from scratch does not need these
     from electra.checkpoints.saved import SavedModel
 
 
@@ -231,7 +231,7 @@ def _caching(
 
 
 def _prepare(train: TrainConfig) -> Machine:
-    """Return the machine; process 0 imports the tracker, and warns of what is not read here."""
+    """Return the machine; process 0 imports the tracker, and warns of settings without effect."""
     machine = prepare_machine(train.device, train.precision, train.threads)
     if machine.rank > 0:
         return machine
@@ -295,7 +295,7 @@ def build_begun(
 ) -> Objective:
     """Return the objective with the weights that its run begins with, on the device.
 
-    Unless it `is_new`, a checkpoint replaces the weights: they need no `start`.
+    Unless it `is_new`, a checkpoint replaces the weights, so `start` is not needed.
     """
     # Counting reads every token of the shards, so it is done only when needed.
     initial, frequencies_V, embeddings_VE = config.train.initial_weights, None, None

@@ -87,7 +87,7 @@ def estimate_run(
     """Return about how long all steps take, seconds: their operations at the speed of one layer.
 
     This takes a fraction of a second. The fastest of the timed passes counts, with all threads or
-    with one: on a busy machine the others say what else it does. Whole steps of six presets took
+    with one: on a busy machine, other programs slow the rest. Whole steps of six presets took
     0.9 to 1.9 times as long on a busy core with bfloat16.
     """
     length = min(config.examples.sequence_length, LAYER_LENGTH)
@@ -111,7 +111,7 @@ def estimate_run(
 
 
 def list_shorter(config: PretrainConfig, machine: Machine, seconds: float) -> dict[str, float]:
-    """Return the presets that take less than a day, of a run's body, with their seconds."""
+    """Return the presets of a run's architecture that take less than a day, with their seconds."""
     found = {}
     run = count_run(sketch_objective(config), *config.amount)["true"]
     for name, preset in PRESETS.items():

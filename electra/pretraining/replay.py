@@ -1,7 +1,7 @@
-"""Steps of a run computed again, by the loop's own functions, and nothing is written.
+"""Computes steps of a run again, with the loop's own functions, and writes nothing.
 
 One process computes all micro-batches of a step, on the kind of device and with the threads and
-the dtype that the run had. Where these, the CPU or GPU and torch are the same, so are the bits.
+the dtype that the run had. If these, the CPU or GPU and torch are the same, results are bit-equal.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ def find_beside(folder: Path, told: str) -> Path:
 
 
 def find_shards(run: Path, given: Path | None = None) -> Shards:
-    """Return the shards of a run, its manifest's or the given ones, unless they are others.
+    """Return the shards of a run, from its manifest or `given`; refuse other shards.
 
     Raises:
         Absent: They are not where the manifest says, and none are given.
@@ -130,7 +130,7 @@ def replay(session: Session, ends: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def tell_unlike(run: Path, step: Step, first: int, last: int) -> str:
-    """Return how a computation differs from the run's of these steps; empty: bits must be equal."""
+    """Return how this computation differs from the run's own; empty: results must be bit-equal."""
     later = (each for each in read_manifest(run)["sessions"] if "first_step" in each)
     inside = (each for each in later if first < each["first_step"] < last)
     form, unlike = step.describe(), dict[str, None]()

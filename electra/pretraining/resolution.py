@@ -15,8 +15,8 @@ from electra.presets import PRESETS, RECIPES
 from electra.training.config import PretrainConfig, longest_warmup, require_schedule
 
 GENTLER = 6
-"""The preset's learning rate divided by that of a continued model: at a higher one more is lost of
-what the model knew of the old text (docs/DOMAIN.md)."""
+"""The preset's learning rate divided by that of a continued model: at a higher rate, the model
+forgets more of the old text (docs/DOMAIN.md)."""
 
 _SIZES = tuple(f"generator.{name}" for name in SIZES_OF_GENERATOR)
 
@@ -36,7 +36,7 @@ UNREAD = {
     "generator.hidden_size": ("generator.hidden_fraction",),
     "train.evaluate_rows=0": ("train.also_evaluate", "train.evaluate_with", "train.evaluate_every"),
 }
-"""Settings, or the beginnings of their names, that no rule refuses and nothing reads, by when."""
+"""Settings (or prefixes of their names) without effect that no rule refuses, by condition."""
 
 
 def resolve(
@@ -128,7 +128,7 @@ def _fit_to_start(
     has_two = (method.mode, method.scheme) == ("paper", "joint") and method.sharing != "all"
     is_made = find_origin(settings, start) in MADE
     if is_made and has_two and times > 1 and "optimizer.generator_rate" not in given:
-        # From the bad samples of a generator that learns slowly the discriminator would unlearn.
+        # The discriminator would unlearn from the bad samples of a generator that learns slowly.
         rate = f"optimizer.generator_rate={times:.3g}"
         settings = override(settings, [rate])
         note(

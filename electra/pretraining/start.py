@@ -36,8 +36,8 @@ COUNTED_TOKENS = 1 << 22
 def fit_to_shards(config: PretrainConfig, shards: Shards) -> PretrainConfig:
     """Return the settings with the shards' vocabulary size and the frozen generator's size.
 
-    Refused are shards without a held-out part, for next-sentence prediction those of one document,
-    and a frozen generator of another vocabulary, or of sizes that the settings cannot express.
+    Shards without a held-out part are refused, for next-sentence prediction also those of one
+    document; so is a frozen generator of another vocabulary, or of sizes that no setting expresses.
     """
     require(bool(shards.heldout), f"{shards.folder} has no held-out part; prepare it with one")
     require(

@@ -124,7 +124,7 @@ class Step:
         part = self.machine.rank, self.machine.num_ranks
         draw, counts = self.choose(batch, self.model.masking.draw_uniform(batch, self.rng, part))
         if self.machine.num_ranks > 1:
-            counts.num_chosen.mul_(draw.chosen_BS.any())  # the least of 1 is that of the sum
+            counts.num_chosen.mul_(draw.chosen_BS.any())  # the minimum of 1 applies to the sum only
             sum_over_ranks(counts)
             counts.num_chosen.clamp_(min=1)
         if self.first_guard is None or self.model.is_resting:
@@ -144,7 +144,7 @@ class Step:
         counts: Counts,
         half: Outcome | Literal["first"] | None = None,
     ) -> Outcome:
-        """Update the parameters by the loss, its first half, or after the first its second."""
+        """Update the parameters by the whole loss, or by its first or second half."""
         model = self.model
         firsts = half.outputs if isinstance(half, Outcome) else None
         outputs: list[Output] = []

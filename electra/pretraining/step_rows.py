@@ -1,7 +1,7 @@
-"""The rows of a step to be read: what was masked, and the tokens there instead.
+"""The rows of a step for reading: which tokens were masked, and which replaced them.
 
 Rows and masks are functions of (seed, step). A replacement also depends on the generator's weights,
-which the checkpoint has whose step is nearest.
+which come from the checkpoint with the nearest step.
 """
 
 from collections.abc import Iterator

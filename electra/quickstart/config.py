@@ -56,7 +56,7 @@ class QuickstartConfig(Settings):
     )
 
     def check(self) -> None:
-        """Check what the table cannot say."""
+        """Check the rules that the table cannot express."""
         # Each label twice, the rule of `own` tasks.
         is_enough = self.num_labelled >= 2 * self.num_packages
         self.must("num_labelled", is_enough, f"be at least twice num_packages {self.num_packages}")

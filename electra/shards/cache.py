@@ -1,15 +1,15 @@
-"""A cache of shards, for a corpus that is larger than the disk. It knows what comes.
+"""A cache of shards, for a corpus that is larger than the disk. It knows all future reads.
 
 With order=window the seed determines which shards each step reads. So files are copied from their
-URL in the order of their first use, and for a file without room the one goes whose next use is
-farthest, which is the best choice there is (Belady 1966). `Keeper` makes these choices without any
-file; `electra plan` asks it as well. `cached` runs it: one thread of one process copies for all
-processes of a machine, which wait for the names of files. A reader keeps its files open, so that
-their removal does not concern it.
+URL in the order of their first use. If there is no room for a file, the file whose next use is
+farthest is removed, which is the best choice (Belady 1966). `Keeper` makes these choices without
+any file; `electra plan` also uses it. `cached` runs it: one thread of one process copies for all
+processes of a machine, which wait until files have their names. A reader keeps its files open, so
+that their removal does not affect it.
 
-Nothing here is saved: after a restart the same steps need the same files, and those that are whole
-have their names. The folder is the cache's own; only files are removed in it that a run has copied
-there, and that have the name of their sha256.
+Nothing here is saved: after a restart the same steps need the same files, and complete files have
+their final names. The folder belongs to the cache, which removes only files that a run has copied
+there and that are named by their sha256.
 """
 
 import math
@@ -51,7 +51,7 @@ def size_files(shards: Sequence[Shard], *, everywhere: bool = False) -> list[dic
 
 
 class Keeper:
-    """Chooses which file is copied next, and which ones go for it.
+    """Chooses which file is copied next, and which ones are removed for it.
 
     Args:
         files: By shard: the sizes of its files by name.
@@ -90,14 +90,14 @@ class Keeper:
         """Files that are kept, in the order of the next use."""
 
     def keep(self, name: str, size: int, *, is_right: bool) -> None:
-        """Take up that there is a file from before."""
+        """Note a file that was copied before."""
         self.kept[name] = size
         self.used += size
         if is_right:
             self.right.add(name)
 
     def move(self, step: int, shards: Sequence[int]) -> None:
-        """Take up that a step is read, from these shards; -1: shards alone, before any step."""
+        """Note that a step reads these shards; -1: shards that are read before any step."""
         needed = dict.fromkeys(chain.from_iterable(self.files[each] for each in shards))
         left = [use for use in self.coming if use.last >= step >= 0]
         if left and len(left) == len(self.coming) and needed.keys() == self.needed.keys():
@@ -144,7 +144,7 @@ class Keeper:
         return wanted, gone
 
     def free(self, size: int = 0, last: int = -1) -> list[str] | None:
-        """Give up files that are used later than `last`, for as many bytes; None: too few are."""
+        """Give up files next used after `last`, to free `size` bytes; None: there are too few."""
         gone, used = list[str](), self.used + size
         candidates = filter(self._may_go, reversed(self.farthest))
         while used > self.limit:

@@ -85,7 +85,7 @@ def write_dropped(file: IO[str], text: str, reason: str) -> None:
 
 
 def measure_repetition(batch: TokenBatch) -> np.ndarray:
-    """Return the share of each document's runs of REPEATED_TOKENS tokens that it had before (D,).
+    """Return the share of each document's runs of REPEATED_TOKENS tokens that are repeats (D,).
 
     A document that is shorter than one run has none.
     """

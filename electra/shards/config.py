@@ -89,5 +89,5 @@ class ExamplesConfig(Settings):
     )
 
     def check(self) -> None:
-        """Check what the table cannot say."""
+        """Check the rules that the table cannot express."""
         self.must("groups", self.groups.bit_count() == 1, "be a power of two")

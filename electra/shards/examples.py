@@ -41,8 +41,8 @@ SHORTEST_ROW = 5
 BLOCK_ROWS = 4096
 """Least rows read ahead in one block: 1 MiB at 128 tokens per row."""
 ROWS_OF_SHARD = 128
-"""Rows that a block has of each shard, on average, or more. Fewer take longer: a shard is looked at
-for its rows of the block at once."""
+"""Least average number of a block's rows per shard. Fewer rows take longer, because a shard is read
+once for all its rows of the block."""
 BLOCK_TOKENS = 1 << 29
 """Most tokens of such a block, however many shards there are: each process has it in memory."""
 PARTNERS = 1 << 61
@@ -247,7 +247,7 @@ class Rows:
         return assemble(self.tokenizer, **self.read(rows))
 
     def _pair(self, number: int, first: int, end: int) -> np.ndarray:
-        """Return the partners of a shard's rows, first to end - 1; half of them have their own."""
+        """Return the partners of a shard's rows, first to end - 1; half are their own partners."""
         rng = np.random.Generator(np.random.Philox(key=[self.seed, PARTNERS + number]))
         partners = np.arange(first, end, dtype=np.uint32)
         others = np.flatnonzero(rng.random(end - first) < 0.5)

@@ -113,9 +113,9 @@ def column_dtype(column: str, dtype: str) -> np.dtype:
 
 
 def read_moves(folder: Path) -> dict[str, str]:
-    """Return where the files of shards are that are still those of pieces; empty: there are none.
+    """Return the places of shard files that are still in the folders of pieces, by shard name.
 
-    Places are names in the folder, without the suffixes of the columns, as are those of shards.
+    Places, like shard names, are names in the folder, without the suffixes of the columns.
     """
     content = read_bytes(folder / MOVES)
     moves = parse_object(content, folder / MOVES) if content is not None else {}

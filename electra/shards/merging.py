@@ -1,11 +1,11 @@
 """The last step of a preparation: duplicates, the held-out part and the manifest.
 
 The folders of the pieces are only read, so that the step can be done again after an interrupt. Most
-shards of the pieces become shards of the train part as they are. Written anew are those of which
-documents are dropped, and the held-out part.
+shards of the pieces become shards of the train part as they are. Only the held-out part and shards
+from which documents are dropped are written anew.
 
-For pieces at a URL, hashes and signatures of documents are copied here, and each shard that is
-written anew for as long as it is read. The held-out part is on this disk until it is whole.
+For pieces at a URL, hashes and signatures of documents are copied here; a shard that is written
+anew is copied while it is read. The held-out part is on this disk until it is whole.
 """
 
 import shutil
@@ -259,7 +259,7 @@ def _gather(url: Path, folder: Path, pieces: Sequence[Piece]) -> None:
 
 @contextmanager
 def _at_hand(shard: "_PieceShard", place: Path) -> Iterator[None]:
-    """Have a shard's files in its folder; from a URL as copies; what it becomes is sent there."""
+    """Hold a shard's files in its folder, as copies if it is at a URL; send the results back."""
     if not is_url(place):
         yield
         return

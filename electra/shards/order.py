@@ -1,4 +1,4 @@
-"""Which row each place of a training has, as a function of the seed alone.
+"""Which row is at each place of a training run, as a function of the seed alone.
 
 A place is the number of a row in the sequence of all steps. `GlobalOrder` has one permutation of
 all rows an epoch, so every step reads from every shard; windows.py has one that reads few shards at
@@ -46,7 +46,7 @@ class Mixing:
     def turns(
         self, first: int, last: int, group: int = 0
     ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yield for places first to last - 1: a corpus, some of the places, which rows of it."""
+        """Yield for places first to last - 1: a corpus, its places, and its rows at them."""
         places = np.arange(first, last)
         if not self.mixture:
             yield 0, places - first, places

@@ -136,7 +136,7 @@ class Piece:
     def place(self, folder: Path) -> Path:
         """Return the folder of this piece in the folder of all pieces.
 
-        At a URL its name is also that of the text and the settings: nothing is removed there.
+        At a URL the name also identifies the text and the settings; nothing is removed there.
         """
         name = f"{self.number:06d}"
         return folder / (f"{name}-{self.digest[:16]}" if is_url(folder) else name)

@@ -72,7 +72,7 @@ PLAN = "plan.json"
 
 
 class Begun(TypedDict):
-    """plan.json: the tokenizer's digest, when it was merged that of the text, and settings."""
+    """plan.json: the tokenizer's digest, the settings and, once merged, the text's digest."""
 
     tokenizer: str
     text: NotRequired[str]
@@ -295,7 +295,7 @@ def _merge(
     config: PrepareConfig,
     sources: Sources,
 ) -> None:
-    """Write into the plan of which text the shards are, and merge the pieces."""
+    """Record the digest of the text in the plan, and merge the pieces."""
     if not is_url(out):
         write_json(folder / PLAN, read_object(folder / PLAN) | {"text": _digest(pieces)})
     merge_pieces(folder, pieces, tokenizer, config, sources, _top_of(folder, out))

@@ -5,9 +5,9 @@
     second     these are permuted again between the middles of adjacent half windows
 
 So a step has rows of W shards, two half windows, and the rows of a shard are spread over the places
-of W shards. Windows overlap by half: behind the middle of a half window, half of the rows still
-come from the half window before. Needed are the numbers of rows of the shards that come before a
-row in the epoch, and these are counted when they are first asked for.
+of W shards. Windows overlap by half: after the middle of a half window, half of the rows still come
+from the half window before. To find a row, the rows of the shards before it in the epoch must be
+known; they are counted when they are first needed.
 
 With `groups` G, the shards of each corpus are dealt out to G groups, once for all epochs; each
 group has an order of its own, and as many rows of every step as the others.
@@ -102,9 +102,9 @@ class WindowOrder:
         return heapq.merge(*streams)
 
     def expect(self, row_tokens: float) -> "WindowOrder":
-        """Return the order of shards with as many rows as expected, for which nothing is counted.
+        """Return this order with expected numbers of rows, for which no shard is counted.
 
-        It has the same shards in the same windows; its steps are those of this order but for a few.
+        It has the same shards in the same windows; its steps differ from this order's by a few.
         """
         sizes = np.maximum(1, np.round(self.given[1] / row_tokens)).astype(int).tolist()
         return WindowOrder(*self.given, sizes.__getitem__)

@@ -76,7 +76,7 @@ class OwnTaskConfig(Settings):
     )
 
     def check(self) -> None:
-        """Check what the table cannot say."""
+        """Check the rules that the table cannot express."""
         if self.metric:
             require_choice(f"own.metric of a {self.kind}", self.metric, OWN_METRICS[self.kind])
         self.must("name", self.name.isprintable() and self.name != "", "be printable, not empty")
@@ -266,7 +266,7 @@ class FinetuneConfig(Settings):
     )
 
     def check(self) -> None:
-        """Check what the table cannot say."""
+        """Check the rules that the table cannot express."""
         is_unread = self.teacher.folders and self.teacher.weight == 1
         self.must(
             "class_weights",

@@ -168,7 +168,7 @@ class TrainConfig(Settings):
     )
 
     def check(self) -> None:
-        """Check what the table cannot say."""
+        """Check the rules that the table cannot express."""
         self.must("seed", self.seed < 2**63, "be less than 2^63")
 
     @property
@@ -249,7 +249,7 @@ class PretrainConfig(Settings):
     )
 
     def check(self) -> None:
-        """Check what the table cannot say."""
+        """Check the rules that the table cannot express."""
         for rule in (*self.method.run_needs, *self.model.run_needs):
             rule.check(self)
         for each in OF_GENERATORS:

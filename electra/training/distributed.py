@@ -3,8 +3,8 @@
 torchrun starts the processes. Each holds the whole model, and reads and computes its own rows of a
 step; counts and gradients are summed, each in one all-reduce. Process 0 decides and writes.
 Without torchrun there is one process, and every function here returns what it was given. On a CPU
-the processes speak gloo; on CUDA devices NCCL for what is on the device, and gloo for what the host
-has to know.
+the processes use gloo. On CUDA devices they use NCCL for tensors on the device, and gloo for values
+that the host needs.
 
 `shard` divides the model by torch's FSDP2. Each process then keeps a part of every parameter, of
 its gradient and of the optimizer's moments, and gathers the whole weights of a layer when it
@@ -35,7 +35,7 @@ TIMEOUT = timedelta(hours=6)
 """Longest time that one process waits for the others, for example for process 0 that compares the
 hashes of all shards. torchrun ends them at once if a process has ended."""
 LONG = 1 << 20
-"""Numbers from which a tensor is not copied into a bucket to be summed."""
+"""Tensors of at least this many numbers are summed alone, not in a bucket."""
 SETTLE_SECONDS = 0.5
 """Time in which the threads of gloo let the last tensors go."""
 
@@ -46,17 +46,17 @@ def joined(
 ) -> Iterator[None]:
     """Join the processes of a machine's step into one group, inside the context.
 
-    They end with torchrun, which started them; where one has ended before, this one is refused.
-    `on_host` says whether they tell each other only what the host knows. NCCL then takes no time
-    and no memory.
+    The processes end when torchrun, which started them, ends. If another process has ended, this
+    one raises a UserError. `on_host`: whether they exchange only values on the host, so that NCCL
+    takes no time and no memory.
     """
     follow_launcher()
     if machine.num_ranks == 1:
         yield
         return
-    # A thread of gloo that lets a tensor go while the interpreter ends aborts the process, so the
-    # threads have to end before. These modules would keep them: imported while there is a group,
-    # they bind it to the defaults of functions.
+    # A gloo thread that releases a tensor while the interpreter exits aborts the process, so the
+    # threads must end before. If these modules were imported while a group exists, they would keep
+    # the group and its threads in the defaults of functions.
     import torch.distributed.fsdp
     import torch.distributed.nn.functional  # noqa: F401
 
@@ -77,7 +77,7 @@ def joined(
     )
     try:
         yield
-    except RuntimeError as error:  # the group stays: nobody may be left to agree on its end
+    except RuntimeError as error:  # keep the group: ending it may need processes that are gone
         if not _is_about_a_peer(error):
             raise
         raise UserError(
@@ -85,8 +85,8 @@ def joined(
             "ended, or did not answer"
         ) from error
     except Exception as error:
-        # NCCL's end is a collective: after an error of this process alone the others, who do not
-        # know of it, would be waited for. The exit status makes torchrun end them.
+        # Ending NCCL is a collective: after an error of this process alone, it would wait for the
+        # others, which do not know of it. The exit status makes torchrun end them.
         if not on_cuda or isinstance(error, Interrupted):
             _leave()
         raise
@@ -138,11 +138,11 @@ def gather_over_ranks(numbers: Tensor) -> Tensor:
 
 
 def find_odd_weights(model: nn.Module) -> dict[int, str]:
-    """Return the processes whose weights are not those of process 0, and the first that differs.
+    """Return the processes whose weights differ from process 0, and the first weight that differs.
 
-    Equal sums lead to equal updates only where each process decides alike: a kernel that rounds in
-    another order may judge a step otherwise, and no loss would show it. The weights' bits are added
-    as integers, so that the order does not matter. All processes get the same answer.
+    Equal sums lead to equal updates only if all processes decide alike: a kernel that rounds in
+    another order may reach another verdict on a step, and no loss would show it. The weights' bits
+    are added as integers, so that the order does not matter. All processes get the same answer.
     """
     kinds = {8: torch.int64, 4: torch.int32, 2: torch.int16}
     weights = {name: each.detach() for name, each in model.named_parameters()}
@@ -187,7 +187,7 @@ def wait_for_all(machine: Machine) -> None:
 
 
 def from_rank_0(value: Any) -> Any:
-    """Return the value of process 0, which can be pickled; other processes give anything."""
+    """Return the value of process 0, which can be pickled; ignore that of other processes."""
     values = [value]
     if dist.is_initialized():
         dist.broadcast_object_list(values, 0)

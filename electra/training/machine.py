@@ -68,8 +68,8 @@ class Machine:
     def measure_peak(self) -> float:
         """Return the FLOP/s of the fastest of large matrix products in the machine's dtype.
 
-        Products of three layouts are repeated for PEAK_SECONDS: the first ones meet a cold clock.
-        Numbers are random, because equal ones take a GPU less power.
+        Products of three layouts are repeated for PEAK_SECONDS: the first ones run at a low clock.
+        Numbers are random, because a GPU uses less power for equal ones.
         """
         size = 8192 if self.device.type == "cuda" else 1024
         rng = torch.Generator(self.device).manual_seed(0)

@@ -108,7 +108,7 @@ def _depth(name: str) -> int | None:
 
 
 class ReferenceAdamW(torch.optim.AdamW):
-    """AdamW of the released code, without bias correction: torch's, so late that it has none.
+    """AdamW of the released code: torch's, at a step so late that bias correction has no effect.
 
     At step t, for small epsilon, an update is (1 - b1^t) / sqrt(1 - b2^t) times the update with
     bias correction: 3.2 times at step 1, 6.6 times at step 12, 1.26 times at step 1000.

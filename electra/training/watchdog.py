@@ -1,10 +1,10 @@
 """A watchdog of processes that compute together: it names the one that hangs, and where.
 
-In a collective all processes wait for the last one, and none can say for whom. So a thread of each
-one writes into torchrun's store, every few seconds, which step it is at and which line of the code.
-Process 0 reads that. If no step ends for PATIENCE_SECONDS it says where all are. If a process does
-not write any more, because its machine is gone or out of reach, process 0 ends after SILENT_SECONDS
-(gloo and NCCL may wait for hours), and torchrun starts anew with the machines that are left.
+In a collective all processes wait for the last one, and none can report which it is. So a thread
+of each process writes its step and its line of code into torchrun's store every few seconds.
+Process 0 reads these reports. If no step ends for PATIENCE_SECONDS, it reports where all are. If a
+process stops writing, because its machine is gone or out of reach, process 0 ends after
+SILENT_SECONDS (gloo and NCCL may wait for hours), and torchrun restarts on the remaining machines.
 """
 
 import math
@@ -26,11 +26,11 @@ from electra.training.machine import Machine
 
 LOOK_SECONDS = 5.0
 PATIENCE_SECONDS = 300.0
-"""Time without the end of a step after which process 0 says where all are."""
+"""Time without the end of a step after which process 0 reports where all are."""
 SILENT_SECONDS = 600.0
-"""Time without a word of a process after which process 0 ends."""
+"""Time without a report from a process after which process 0 ends."""
 ENDED = b"ended"
-"""Last word of a process that has left its steps, and may wait long for the others."""
+"""Last report of a process that has left its steps, and may wait long for the others."""
 PACKAGE = Path(__file__).parent.parent
 
 
@@ -47,9 +47,9 @@ class Beat(NamedTuple):
 
 @contextmanager
 def watched(machine: Machine) -> Iterator[Callable[[int], None]]:
-    """Yield what each of several processes calls with the number of each step that it begins.
+    """Yield a function that each process calls with the number of each step that it begins.
 
-    The process that hangs is named in a note. One that is silent ends process 0, with status 1.
+    A warning names the process that hangs. If one stops reporting, process 0 ends with status 1.
     """
     watch, ended = _Watch(machine), threading.Event()
     thread = threading.Thread(target=watch.run, args=(ended,), daemon=True)
@@ -94,7 +94,7 @@ def _parse(word: str) -> Beat:
 
 
 class _Watch:
-    """The thread of a process: it writes, and that of process 0 reads."""
+    """The thread of a process: it writes reports, and in process 0 it also reads them."""
 
     def __init__(self, machine: Machine):
         self.machine, self.step = machine, -1
@@ -105,7 +105,7 @@ class _Watch:
         """The step at the last look, and when it was new."""
 
     def begin(self, step: int) -> None:
-        """Take up that a step begins."""
+        """Note that a step begins."""
         self.step = step
 
     def run(self, ended: threading.Event) -> None:
@@ -125,7 +125,7 @@ class _Watch:
             return
 
     def _judge(self, words: Sequence[bytes]) -> None:
-        """Say where all are if no step has begun for long; end if one is silent."""
+        """Report where all are if no step has ended for long; end if one is silent."""
         now = time.monotonic()
         for rank, word in enumerate(words):
             if word != self.heard[rank][0]:

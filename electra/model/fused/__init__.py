@@ -5,14 +5,14 @@ casts, masks, one pass over memory each. Here forward and backward of attention 
 written out with as few passes as torch's operations allow: scales are applied inside the products,
 residuals in the accumulators of dropout and of the backward products, dropout multiplies by a slice
 of a mask drawn once per pass, and gradients of query, key and value are written where the next
-product reads them. docs/PERFORMANCE.md has what this gives. A body has a file each; products.py is
-what they share.
+product reads them. docs/PERFORMANCE.md reports the gain. Each body has its own file; products.py
+holds what they share.
 
 The classes have the parameters of the definitions under the same names. Losses agree with them to
 1e-6 relative in float32 and gradients to 1e-5 of their largest element; in bfloat16 both are as far
-from float32 as each other. Sub-modules are not called, their parameters are read: forward hooks on
-them never fire, and what replaces one (an adapter) takes no part. Whoever needs either builds the
-definition.
+from float32 as each other. Sub-modules are not called, only their parameters are read: forward
+hooks on them never fire, and a module that replaces one (an adapter) has no effect. If you need
+either, use the definition.
 
 Shape suffixes: B rows of the batch, L positions, M = B * L, H hidden size, N heads, D size of a
 head, Z = B * N heads, times the blocks where attention is in blocks, Q queries and X keys of one of

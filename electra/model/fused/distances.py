@@ -12,9 +12,9 @@ from electra.model.fused.products import product, score_back
 class Distances(NamedTuple):
     """Queries and keys of all distances between two positions, in disentangled attention.
 
-    What position i gives j by their distance is a column of the product of i with all keys, one
-    further to the right for each j: all of them are a strided view of the products. No score is
-    gathered, and no gradient scattered, but those of the T distances. A band of b positions reads
+    The score of i and j by their distance is a column of the product of i with all keys, one column
+    further to the right for each j, so all scores are a strided view of the products. Only for the
+    T distances are scores gathered and gradients scattered. A band of b positions reads
     W = L + b - 1 of the distances, and products are computed a band at a time. Z = N * B, not
     B * N; P = B * b.
     """

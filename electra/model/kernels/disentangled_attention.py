@@ -277,7 +277,7 @@ def _back_to_distances(
 def can_attend_by_distance(x_BLH: Tensor, num_heads: int) -> bool:
     """Return whether `attend_by_distance` takes heads of these hidden states.
 
-    On a GPU not in float32, for which a tile has no room.
+    On a GPU, float32 is refused: a tile has no room for it.
     """
     size = x_BLH.shape[2] // num_heads
     is_16_bit = x_BLH.device.type == "cpu" or x_BLH.dtype != torch.float32
@@ -302,8 +302,8 @@ def attend_by_distance(
     """Return the attention (B, L, N, D), and log2 of the rows' sums (B, N, L) before dropout.
 
     Args:
-        q_BLND: Queries; as all tensors but the mask contiguous, of hidden states that
-            `can_attend_by_distance` takes.
+        q_BLND: Queries; contiguous, like all tensors but the mask, and from hidden states that
+            `can_attend_by_distance` accepts.
         kv_BL2ND: Keys and values.
         distances_T2ND: Queries and keys of the distances.
         mask_BNLL: Added to the scores, alike for all heads; broadcasts to (B, 1, L, L). Scores

@@ -1,8 +1,8 @@
 """GELU with its slope, and dropout, residual and norm in one pass, as Triton kernels.
 
-Torch's compiler writes the same fused, but it computes the slope again in the backward pass, takes
-ten rounds of Philox for each element it drops, and sums columns in kernels of their own. Both
-operations are opaque to it.
+Torch's compiler can fuse the same, but it recomputes the slope in the backward pass, takes ten
+rounds of Philox for each element it drops, and sums columns in separate kernels. Both operations
+are opaque to it.
 
 Shape suffixes: M rows, H hidden size, P programs of the backward pass.
 """
@@ -69,7 +69,7 @@ def _load_rows(start, rows, columns, M, H: tl.constexpr):
 
 @triton.jit
 def _find_kept(seed, rows, num_dropped, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """Return which elements of some rows dropout keeps: eight of a call of Philox."""
+    """Return which elements of some rows dropout keeps; a call of Philox decides eight."""
     places = rows[:, None] * (BLOCK // 8) + tl.arange(0, BLOCK // 8)[None, :]
     a, b, c, d = tl.randint4x(tl.load(seed), places.to(tl.int32), n_rounds=7)
     numbers = tl.join(

@@ -25,8 +25,8 @@ forward, one backward)."""
 LEAST_BLOCK = 32
 """Least padded length, for `find_kept`."""
 HIDDEN = tl.constexpr(-16384.0)
-"""Score of what a mask hides, in base 2: every exponential of it is 0, and beside it a float32
-still gives the number of positions of a row in which everything is hidden."""
+"""Score of a hidden position, in base 2: its exponential is 0, and a float32 can still add to it
+the log2 of the number of positions of a row in which everything is hidden."""
 
 
 @triton.jit
@@ -172,7 +172,7 @@ def _attend_backward(
 def can_attend(x_BLH: Tensor, num_heads: int) -> bool:
     """Return whether `attend` takes heads of these hidden states.
 
-    On a GPU not in float32: such products have no tensor cores, and most of a row is spilled.
+    On a GPU, float32 is refused: it uses no tensor cores, and most of a row is spilled.
     """
     _, L, H = x_BLH.shape
     size = H // num_heads
