@@ -120,7 +120,7 @@ def differences(before: Any, after: Any) -> dict[str, tuple[Any, Any]]:
 
 
 def _replace(config: ConfigType, values: Mapping[str, Any], prefix: str = "") -> ConfigType:
-    """Return the config with values, by dotted name, applied at once: checks see final ones."""
+    """Return the config with all values, by dotted name, applied before any check runs."""
     kind = _choose_kind(type(config), values, config)
     hints = _types(kind)
     changes: dict[str, Any] = {}

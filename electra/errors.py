@@ -1,4 +1,4 @@
-"""The error of a user's mistake, and the wordings that rooms share."""
+"""The error for a user's mistake, and messages that several modules share."""
 
 import difflib
 import re
@@ -63,7 +63,7 @@ def tell_place(place: object) -> Iterator[None]:
 
 @contextmanager
 def refuse_unlike(what: str) -> Iterator[None]:
-    """Refuse, as `what` is wrong with it, a file whose values are of another form."""
+    """Raise UserError, beginning with `what`, if a file's values have another form."""
     try:
         yield
     except KeyError as error:
@@ -81,7 +81,7 @@ def require_choice(what: str, value: object, choices: Iterable[object]) -> None:
 
 
 def import_extra(module: str, extra: str, purpose: Path | str) -> ModuleType:
-    """Return a module that not everybody needs; where it is missing, name the extra that has it."""
+    """Return an optional module; if it is missing, the error names the extra that installs it."""
     try:
         return import_module(module)
     except ImportError:

@@ -1,7 +1,7 @@
 """Files and folders, complete or absent; hashes against damage, locks; JSON, protocol buffers.
 
-What a failure of the power leaves is one rule, in `put`: content is on the disk before it gets its
-name, and the name before anything that it replaces is removed.
+`put` follows one rule for power failures: content is on the disk before it gets its name, and
+the name is on the disk before anything that it replaces is removed.
 """
 
 import errno
@@ -95,7 +95,7 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def put(source: Path, target: Path) -> None:
-    """Give a file or a folder its name, such that a failure of the power leaves it whole or absent.
+    """Rename a file or folder so that after a power failure it is complete or absent.
 
     Its content is on the disk before it is renamed, and its name when this returns.
     """
@@ -149,7 +149,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def name_failures(path: Path) -> Iterator[None]:
-    """Give an OSError without a file name, as one on an open file is, the name of a path."""
+    """Set the path in an OSError without a file name, such as one from an open file."""
     try:
         yield
     except OSError as error:
@@ -209,7 +209,7 @@ def sha256_facts(facts: Mapping[str, Any]) -> str:
 
 
 def _check_facts(value: dict[str, Any], path: Any) -> None:
-    """Refuse what `write_facts` wrote and has changed; take its own hash out of the object."""
+    """Refuse facts of `write_facts` that were changed later; remove their hash from the object."""
     hashes = value.pop("sha256", None)
     if isinstance(hashes, dict) and hashes.pop(path.name, None) not in (None, sha256_facts(value)):
         advice = "write it back or, if it was changed on purpose, remove its sha256"
@@ -255,8 +255,8 @@ def parse_object(text: str | bytes, place: object) -> dict[str, Any]:
 def parse_json(text: str | bytes, place: object) -> Any:
     """Return the value of a JSON text. All JSON that the package reads is read here.
 
-    Refused is what is not JSON (NaN and Infinity are not), is nested too deeply, or holds a number
-    that is too large or a key with two values.
+    Text is refused that is not JSON (NaN and Infinity are not), is nested too deeply, or has a
+    number that is too large or a key with two values.
     """
     try:
         text = text.decode("utf-8") if isinstance(text, bytes) else text
@@ -285,7 +285,7 @@ def _to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _to_float(number: str) -> float:
-    if not math.isfinite(value := float(number)):  # of many: no message is made where none is due
+    if not math.isfinite(value := float(number)):  # called often: no message unless needed
         raise UserError(f"{reprlib.repr(number)} is not a finite number")
     return value
 
@@ -341,7 +341,7 @@ def hold(lock: Path) -> Iterator[None]:
             file.truncate(0)
             file.write(f"process {os.getpid()} on {platform.node()}\n")
             file.flush()
-            sync(lock.parent)  # a folder without its lock file would be in the way
+            sync(lock.parent)  # without its lock file, the folder would be refused later
             yield
         finally:
             if _is_open_as(file, lock):

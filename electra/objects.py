@@ -1,8 +1,7 @@
 """Objects at URLs, of stores and web servers: read, listed, written. Shards and runs go this way.
 
-obstore makes the requests. It repeats those that a store refuses for a moment, or that a broken
-connection ends, with growing waits. A fault that lasts longer than PATIENCE is one line, as is a
-refusal.
+obstore makes the requests. After a temporary refusal or a broken connection it repeats them, with
+growing waits. A refusal, or a fault that lasts longer than PATIENCE, becomes a one-line error.
 Nothing is deleted. The threads of a store do not survive a fork: a store belongs to the process
 that has opened it.
 """
@@ -209,7 +208,7 @@ def fetched(folder: Path) -> Iterator[Path]:
     except (KeyError, AttributeError):
         raise UserError(f"{folder / HASHES} is damaged: it holds no sha256") from None
     with TemporaryDirectory() as copy:
-        (Path(copy) / HASHES).write_bytes(content)  # by which what is ours is read as ours
+        (Path(copy) / HASHES).write_bytes(content)  # marks the copy as a folder of ours
         for name, sha256 in hashes:
             # Only the last part: a name must not lead out of the copy.
             shutil.copyfile(fetch(folder / name, sha256), Path(copy) / Path(name).name)

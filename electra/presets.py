@@ -81,7 +81,7 @@ def improve(config: PretrainConfig, layers_fraction: float = 0.25) -> PretrainCo
 
     Muon for matrices, twice the learning rate, and first embeddings from co-occurrence: the changes
     that won in results/recipes.md, at two layers and a few million tokens. Such embeddings need a
-    generator as wide as the discriminator, which is shallow instead. Muon's weights need a weight
+    generator as wide as the discriminator, but with fewer layers. Muon's weights need a weight
     decay of 0.1 (Liu et al. 2025): at 4 x 256, with 0.01, they outgrew the hidden states
     (results/states.md).
     """
@@ -165,7 +165,7 @@ def _best_on_two_cores(
 
 
 def _without_dropout(config: PretrainConfig) -> EncoderConfig:
-    """Return a preset's sizes for text that is hardly repeated, as wide in the embeddings too."""
+    """Return a preset's sizes for hardly repeated text: no dropout, wide embeddings."""
     return dataclasses.replace(
         config.model,
         embedding_size=config.model.hidden_size,

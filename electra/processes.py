@@ -98,9 +98,9 @@ def is_launched() -> bool:
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return the signals that ask for a stop: of Ctrl-C, of a queue, of a terminal that is gone.
+    """Return the signals that ask for a stop: Ctrl-C, a queue's stop, a closed terminal.
 
-    Under nohup a terminal may go.
+    Under nohup a closed terminal is ignored.
     """
     found, hang_up = [signal.SIGINT, signal.SIGTERM], getattr(signal, "SIGHUP", None)
     if hang_up and signal.getsignal(hang_up) != signal.SIG_IGN:  # Windows has none
@@ -169,7 +169,7 @@ def join_ray() -> Iterator[Any]:
 
 
 class Interrupted(Exception):
-    """A pre-training stopped before its last step; the checkpoint of its last step is written."""
+    """A pre-training stopped before its end; the checkpoint of the step reached is written."""
 
     def __init__(self, run: Path, step: int, *, in_time: bool = False):
         super().__init__(f"stopped at step {step:,}; {run} is safe")

@@ -35,8 +35,8 @@ def check_shape(value: object, shape: Any, place: object, *keys: str | int) -> N
     """Refuse a value that is not of a type; the message has place, field and type.
 
     A type is one of JSON's, Any, a list or a dict of a type, a union, a TypedDict, or Annotated
-    with bounds of `settings`. A TypedDict may lack fields that are not required, and says nothing
-    about those that it does not name.
+    with bounds of `settings`. For a TypedDict, fields that are not required may be missing, and
+    additional fields are accepted.
     """
     plain, *bounds = get_args(shape) if get_origin(shape) is Annotated else (shape,)
     kinds = get_args(plain) if get_origin(plain) in (Union, UnionType) else (plain,)

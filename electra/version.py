@@ -1,3 +1,3 @@
-"""The version of this release; a file of its own, so that any room can read it."""
+"""The version of this release, in a separate file so that any module can read it."""
 
 __version__ = "0.1.0"

@@ -19,6 +19,6 @@ def find_model(folder: Path) -> Path:
         return folder
     if folder.exists():
         told = f"{folder} is the folder here, not the encoder in the package"
-        warnings.warn(told, stacklevel=1)  # one place, whoever reads it: told once
+        warnings.warn(told, stacklevel=1)  # always the same place, so shown once
         return folder
     return ENCODERS / folder

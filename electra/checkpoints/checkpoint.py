@@ -325,8 +325,8 @@ def run_of(folder: Path) -> Path:
 def find_checkpoint(run: Path, last: float = math.inf) -> tuple[int, Path]:
     """Return step and folder of the newest intact checkpoint, or of the one that is named.
 
-    Those after step `last` of a run are left out. A warning names the newer checkpoints that are
-    damaged; without an intact one, so does the UserError.
+    A run's checkpoints after step `last` are left out. A warning names newer checkpoints that are
+    damaged; if none is intact, the UserError names them.
     """
     damaged: list[str] = []
     named = [] if run_of(run) == run else [run]
@@ -387,9 +387,9 @@ def _set_aside(folder: Path) -> None:
 class Saver:
     """Writes one checkpoint at a time in a thread: a context manager.
 
-    A step waits for the copy of the state to host memory, and for the writing of the checkpoint
-    before. If the disk refuses a checkpoint, a warning says so and the run continues; only the last
-    one of a session has to succeed (`finish`).
+    A step waits until the state is copied to host memory, and until the previous checkpoint is
+    written. If a checkpoint cannot be written, a warning reports it and the run continues; only the
+    last one of a session must succeed (`finish`).
     """
 
     def __init__(self, run: Path):

@@ -80,7 +80,7 @@ class Copier:
         self.failure = ""
 
     def offer(self, checkpoint: Path) -> None:
-        """Send a checkpoint, when the one before is sent and unless a newer one comes first."""
+        """Send a checkpoint after the previous one, unless a newer one is offered first."""
         staged = _stage(self.run, checkpoint)
         with self.lock:
             passed_over, self.waiting = self.waiting, staged
@@ -133,7 +133,7 @@ class Copier:
 
 
 def _stage(run: Path, checkpoint: Path) -> Path:
-    """Return a folder with what is to be sent: of the checkpoint's large files links, no copies."""
+    """Return a folder of the files to send; the checkpoint's files are hard links if possible."""
     staged = run / STAGING / checkpoint.name
     shutil.rmtree(staged, ignore_errors=True)
     inside = staged / checkpoint.relative_to(run)

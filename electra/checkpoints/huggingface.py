@@ -31,8 +31,8 @@ def find_networks(
 ) -> dict[str, SavedNetwork]:
     """Return the networks that transformers' tensors hold, by what they predict.
 
-    These are "replaced" and "tokens" if there are such heads, of a causal encoder "next", "" if
-    there is none. `judge` is the discriminator's head, if it has a file of its own.
+    The keys are "replaced" and "tokens" for such heads, "next" for a causal encoder's, and "" if
+    there is no head. `judge` is the discriminator's head, if it has a file of its own.
     """
     encoders = (architecture.read_encoder(theirs, sizes),)
     judging = (
@@ -109,8 +109,8 @@ def read_names_and_sizes(folder: Path) -> tuple[Architecture, EncoderConfig]:
 def read_length(folder: Path, sizes: EncoderConfig) -> int:
     """Return the longest row of a Hugging Face folder, tokens: trained, and with positions.
 
-    It is `sequence_length` of config.json, which exports have, else `model_max_length` of
-    tokenizer_config.json; at most, and if neither says anything, the number of positions.
+    It is `sequence_length` in config.json, which exports have, else `model_max_length` in
+    tokenizer_config.json. It is at most the number of positions, which is also the default.
     """
     told = read_object(folder / "config.json").get("sequence_length")
     if told is None and (folder / "tokenizer_config.json").is_file():

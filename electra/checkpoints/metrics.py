@@ -109,8 +109,8 @@ def to_line(record: Mapping[str, Any]) -> str:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the records of metrics.jsonl; an empty list if the file does not exist.
 
-    An unfinished last line, which a crash can leave, is skipped, and so are records that are there
-    already. Damaged lines are skipped with a warning.
+    An unfinished last line, left by a crash, and repeated records are skipped. Damaged lines are
+    skipped with a warning.
     """
     if not path.exists():
         return []
@@ -133,15 +133,15 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def read_curves(run: Path) -> list[dict[str, Any]]:
-    """Return the records of a run by step; a warning says how many of them are lost.
+    """Return the records of a run by step; a warning reports how many of them are lost.
 
-    The newest checkpoint counts them. The last evaluation, which results.json repeats, is among
-    them in any case.
+    The newest checkpoint states their number. The last evaluation is always included, because
+    results.json repeats it.
     """
     path, lost = run / "metrics.jsonl", 0
     records = read_metrics(path)
     for state in sorted(run.glob("checkpoints/step-????????/state.json"))[-1:]:
-        with suppress(UserError, KeyError, TypeError):  # damaged, which readers of the weights say
+        with suppress(UserError, KeyError, TypeError):  # damage is reported when weights are read
             totals = read_object(state)
             # The checkpoint is written before the evaluation after the same step.
             ends = {"train": totals["step"] + 1, "heldout": totals["step"]}

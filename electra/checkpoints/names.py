@@ -104,9 +104,8 @@ class Architecture:
         for tensors, modules, before in parts:
             for name, tensor in tensors.items():
                 names = find_theirs(modules, before, name)
-                # A tensor alone is left unchanged: a part of a matrix would share its memory.
-                rows = [each.contiguous() for each in tensor.chunk(len(names))]
-                theirs |= dict(zip(names, rows if len(names) > 1 else [tensor], strict=True))
+                rows = tensor.chunk(len(names)) if len(names) > 1 else [tensor]
+                theirs |= dict(zip(names, rows, strict=True))
         return theirs
 
     def to_beside(self, head: Tensors) -> dict[str, Tensor]:
@@ -465,13 +464,13 @@ MODERNBERT = Architecture(
 
 
 def _write_decoder(sizes: ModernBertConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    # Half of it is the number of tokens that a token sees, of which it is one itself.
+    # Half of local_attention is the number of tokens that a token sees, itself included.
     return {**_write_modern(sizes, tokenizer), "local_attention": sizes.local_attention + 2}
 
 
 def _read_decoder(values: Mapping[str, Any]) -> ModernBertConfig:
     whole = _read_fields(values, {"whole": ("local_attention", 128)}, {})["whole"]
-    # transformers writes the half as well, and obeys it.
+    # transformers also writes the half (sliding_window), and uses that field.
     window = _read_fields(values, {"window": ("sliding_window", max(1, whole // 2))}, {})["window"]
     require(window > 1, f"sliding_window must be at least 2, not {window}")
     sizes = _read_modern({**values, "local_attention": 2 * (window - 1)})

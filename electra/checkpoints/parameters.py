@@ -16,7 +16,7 @@ Tensors = Mapping[str, Tensor]
 def require_layers(tensors: Tensors, before: str, sizes: EncoderConfig) -> None:
     """Raise UserError unless weights have as many layers as the sizes say.
 
-    So absurd sizes are refused before a network of them is built, if only in its names.
+    So absurd sizes are refused before a network is built with them, even one without weights.
     """
     number = count_layers(tensors, before)
     require(

@@ -15,8 +15,8 @@ from electra.errors import UserError, import_extra
 class Tracker:
     """A run in Weights & Biases or in trackio, whose functions have the same names.
 
-    It is the same run whenever the folder is resumed: its name has a digest of how that began. A
-    package that is not installed or does not begin, as wandb without an account, is refused.
+    A resumed folder continues the same run: its name has a digest of the folder's start. A
+    package that is not installed or cannot start, such as wandb without an account, is refused.
     """
 
     def __init__(self, name: str, run: Path, settings: Mapping[str, Any]):

@@ -85,10 +85,10 @@ def _join(
 
 @torch.inference_mode()
 def fill(network: LoadedNetwork, texts: Sequence[str], top: int = 5) -> list[list[list[Candidate]]]:
-    """Return, of each text, the `top` most probable tokens for each [MASK], the best first.
+    """Return, for each text, the `top` most probable tokens for each [MASK], the best first.
 
-    All gaps of a text are empty at once, as in pre-training. A blank text has none; any other text
-    without one, or with more tokens than the network's rows, is refused.
+    All gaps of a text are masked at once, as in pre-training. A blank text has no gaps; any other
+    text without a gap, or with more tokens than the network's rows, is refused.
     """
     require(top >= 1, f"top must be >= 1, not {top}")
     names = ["the text"] if len(texts) == 1 else [f"text {n}" for n in range(1, len(texts) + 1)]

@@ -84,8 +84,8 @@ def embed_units(
     """Return the embeddings of each text's words or tokens, in order, with their places.
 
     The embedding of a word is the mean over its tokens. Words are those of `Tokenizer.find_words`:
-    punctuation marks are words; of BPE and Unigram, those before a word are part of it. The other
-    arguments are those of `embed`.
+    punctuation marks are words, but with BPE and Unigram, marks before a word are part of it. The
+    other arguments are those of `embed`.
     """
     encoded = [network.tokenizer.encode_with_offsets(text) for text in texts]
     states = network.run_pieces(
@@ -133,11 +133,10 @@ def write_embeddings(
 ) -> int:
     """Write the embeddings of texts, their words or their tokens, and return their number.
 
-    A .npy file has of texts an array of embeddings, of words and tokens an array of elements with
+    A .npy file has an array of embeddings for texts; for words and tokens an array of elements with
     row (number of the text), start, end and embedding. A .parquet file has these as columns, and
-    the text; its schema keeps `facts`, which say how they are made, with "unit": text, word or
-    token. `encode` gives the embeddings of some texts, of `size` numbers each, as `embed`, or their
-    units, as `embed_units`.
+    the text; its schema has `facts` about how the embeddings were computed, with "unit": text, word
+    or token. `encode` returns embeddings of `size` numbers, as `embed`, or units, as `embed_units`.
     """
     num_written = 0
     places = [("row", "<i8"), ("start", "<i4"), ("end", "<i4")]

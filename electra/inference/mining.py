@@ -1,7 +1,7 @@
 """Hard negatives: passages that a model finds near a query, and that do not answer it.
 
-A passage that is nearer to the query than its right one, or nearly as near, may be right without
-anybody having said so. So what is not below the cosine of the right one by a margin is left out.
+A passage that is nearer to the query than its right one, or nearly as near, may be right although
+it is not labelled. So only passages whose cosine is below the right one's by a margin are used.
 Source: Moreira et al. 2024, "NV-Retriever" (section 4, TopK-MarginPos).
 """
 
@@ -85,7 +85,7 @@ def _write_train(
     settings: Mapping[str, Any],
     progress: Tell,
 ) -> None:
-    """Write the pairs of train behind those that are there."""
+    """Append the missing pairs of train to those that are already written."""
     right: dict[str, set[str]] = {}
     for each in train:
         right.setdefault(each.query, set()).add(each.passage)

@@ -64,7 +64,7 @@ class PretrainedModel:
     machine: Machine
     networks: Networks = field(default_factory=Networks)
     looked: int = -1
-    """Step of the newest checkpoint when one was read, which is an older one if it is damaged."""
+    """Step of the newest checkpoint at the last reading, even if that one is damaged."""
     records: list[dict[str, Any]] = field(default_factory=list)
     stamp: tuple[int, int] | None = None
     """That of metrics.jsonl when its records were read."""
@@ -156,7 +156,7 @@ class PretrainedModel:
 
 @dataclass(frozen=True)
 class Embed:
-    """The question for embeddings as of `embed.embed`; equal ones are computed together."""
+    """A request for embeddings (`embed.embed`); equal requests are computed together."""
 
     encoder: LoadedEncoder
     layer: int
@@ -231,7 +231,7 @@ class TaskModel:
 
 @dataclass(frozen=True)
 class Search:
-    """The question for passages as of `search.search`; equal ones are computed together."""
+    """A request for passages (`search.search`); equal requests are computed together."""
 
     model: TaskModel
     top: int
@@ -289,7 +289,7 @@ def read_model(
 
 
 def name_folders(words: Sequence[Path]) -> dict[str, Path]:
-    """Return folders by name: of NAME=FOLDER the given one, else the folder's, with a step's."""
+    """Return folders by name: NAME in NAME=FOLDER, else the folder's name, with a step."""
     folders: dict[str, Path] = {}
     for word in words:
         given, equals, rest = str(word).partition("=")

@@ -57,10 +57,10 @@ class LoadedEncoder:
     def encode(self, rows: Sequence[Sequence[int]], layer: int | None = None) -> Tensor:
         """Return the hidden states (B, L, H) of rows of ids, between [CLS] and [SEP].
 
-        Shorter rows are padded at their end. The states are those after a layer, from 1; 0: what
-        the first layer reads; None: the last layer's. Those of a layer between pass through the
-        final norm, if there is one, as those of an encoder that ends with this layer. States that
-        are no numbers are refused.
+        Shorter rows are padded at their end. The states are those after a layer, from 1; 0: the
+        input of the first layer; None: the last layer's output. States of a lower layer pass
+        through the final norm, if there is one, as in an encoder that ends with this layer. States
+        that are not numbers are refused.
         """
         input_ids_BL, mask_BL = self.pad(rows)
         if layer is None:

@@ -95,9 +95,9 @@ def load_model(
 
 
 def keep_columns(rows: Sequence[Mapping[str, Any]], answers: Answers) -> Answers:
-    """Return the answers behind the columns of the input that they are the answers to.
+    """Return the answers with the columns of their inputs in front.
 
-    A column that both have is refused, unless it is the input's, as that of an id.
+    A column that both have is refused, unless its values are equal, as for an id.
     """
     names = dict.fromkeys(name for row in rows for name in row)
     records = []

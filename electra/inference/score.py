@@ -1,6 +1,6 @@
 """A model in memory, asked for the pseudo-log-likelihoods (PLL) of sentences and of minimal pairs.
 
-What a run scores with is the network that it keeps, and an export of it likewise:
+A run, and likewise its export, scores with the network that pre-training returns:
 
 - Electric: minus the sum of the energies of the tokens, in one pass. Source: Clark et al. 2020,
   "Pre-Training Transformers as Energy-Based Cloze Models", section 4. The released code trains

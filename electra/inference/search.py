@@ -156,8 +156,8 @@ def _read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def build_index(searcher: Searcher, corpus: Path, out: Path, progress: Tell = silent) -> None:
     """Write the index of a corpus, or continue one that was interrupted.
 
-    An incomplete one, in `<out>.incomplete`, is kept if model and corpus are the same. `progress`
-    is called with the number of passages done, twice: nobody knows how many there are.
+    An incomplete one, in `<out>.incomplete`, is continued if model and corpus are the same.
+    `progress` gets the number of passages done as both arguments: the total is unknown.
     """
     with begun(out, {"weights": searcher.weights, "corpus": _hash(corpus)}) as (folder, facts):
         facts |= _write_passages(searcher, corpus, folder, progress)
@@ -172,8 +172,8 @@ def _hash(corpus: Path) -> list[str]:
 def begun(out: Path, settings: dict[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield the folder that becomes `out`, new or begun with the same settings, and its facts.
 
-    The facts, to which the caller adds, are written beside the hashes. After a user's mistake the
-    folder is removed: what is mended is begun anew.
+    The facts, to which the caller adds, are written beside the hashes. After a UserError the
+    folder is removed, so the next attempt starts anew.
     """
     files.refuse_existing(out)
     folder, facts = out.with_name(f"{out.name}.incomplete"), dict(settings)

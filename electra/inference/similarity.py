@@ -1,6 +1,6 @@
-"""Which layer of an encoder, pooled how, shows best how similar two sentences are.
+"""The choice of the layer and pooling of an encoder that best show sentence similarity.
 
-The last layer of a discriminator is made for the discriminator's question. On STS-B lower layers
+The last layer of a discriminator is specialised for the discriminator's task. On STS-B lower layers
 are better. Source: Rep et al. 2024, "Are ELECTRA's Sentence Embeddings Beyond Repair?".
 
 Shape suffixes: P poolings, K layers, N sentences, B rows of the batch, L positions, H hidden size.

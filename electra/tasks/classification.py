@@ -54,7 +54,7 @@ class Labelled(Family):
         """Names of the labels."""
 
     def judged(self, rows: Rows, values: Tensor) -> Tensor:
-        """Return those of the items' labels or answers that are scored: by default all."""
+        """Return the items' labels or answers that are scored; by default all."""
         return values
 
     def decide(self, rows: Rows, outputs: Outputs) -> Tensor:
@@ -69,9 +69,9 @@ class Labelled(Family):
         return score(self.metrics, labels, decided, len(self.labels))
 
     def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
-        """Return the mean cross-entropy, nats; of weighted classes that times their weights.
+        """Return the mean cross-entropy, nats, weighted if there are "weights".
 
-        The labels may be probabilities (N, C), those of a teacher.
+        The labels may be a teacher's probabilities (N, C).
         """
         logits, labels = outputs["logits"].flatten(0, -2), batch.targets["labels"]
         if not labels.is_floating_point():
@@ -163,7 +163,7 @@ class Classification(Texts, Labelled):
         return torch.tensor([-1 if each is None else each for each in labels])
 
     def weigh(self, train: Rows) -> Tensor:
-        """Return a weight (N,) for each item: the mean count of a label over that of its own."""
+        """Return a weight (N,) for each item: mean count of a label / count of the item's label."""
         labels = train.targets["labels"]
         counts = labels.bincount().float()
         return counts.sum() / ((counts > 0).sum() * counts[labels])
@@ -201,6 +201,6 @@ def read_names(split: str, records: Records, labels: Sequence[str]) -> list[int 
 
 def find_label(name: str, labels: Sequence[str]) -> int:
     """Return the place of a label in `labels`; refuse an unknown one."""
-    if name not in labels:  # of each row, so the nearest label is sought only then
+    if name not in labels:  # called for each row: find the nearest label only on error
         raise UserError(f"unknown label {name!r}{did_you_mean(name, labels)}")
     return labels.index(name)

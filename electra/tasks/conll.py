@@ -74,10 +74,10 @@ def read_sentences(
 ) -> Records:
     """Return the sentences of a file; without a tag column its tags are ignored.
 
-    A column file has a word a line and a blank line after each sentence (`_read_columns`). A row of
-    the other formats is a sentence: {"tokens": ["A", "boat"], "tags": ["O", "O"]}. Without a tag
-    column it may have no words. `known` are tags that other files have; `notes` are added to. A
-    file whose tags may be missing has `least` columns if it has them.
+    A column file has one word per line and a blank line after each sentence. In other formats a row
+    is a sentence, such as {"tokens": ["A", "boat"], "tags": ["O", "O"]}. It may be empty if there
+    is no tag column. `known`: tags in other files. `notes`: list to extend. `least`: number of
+    columns of a file with tags, if tags are optional; else 0.
     """
     is_list = format_of(path) in LISTS
     if is_list:
@@ -144,7 +144,7 @@ def count_columns(path: Path) -> int:
 
 
 def _find_model(lines: Sequence[str]) -> tuple[int, Callable[[str], list[str]]]:
-    """Return which line of a file the others are like (-1: none), and what splits a line."""
+    """Return the number of the line that shows the columns (-1: none), and how to split lines."""
     words = [
         number
         for number, line in enumerate(lines)
@@ -175,11 +175,11 @@ def _read_columns(
     if num_columns < least:
         tag_column = None
     _check_columns(f"{path} line {first}", num_columns, word_column, tag_column)
-    place = (tag_column or 0) - 1  # of tag_column 0 the last
-    # Before a sentence a line with # holds a word if it has the columns and a tag that is known, of
-    # another line or an entity's; others are comments, such as "# text = ..." in CoNLL-U.
+    place = (tag_column or 0) - 1  # tag_column 0 is the last column
+    # A line with # before a sentence holds a word if it has all columns, and its tag is known or is
+    # an entity tag. Other such lines are comments, such as "# text = ..." in CoNLL-U.
     tags = {*known, *_list_tags(lines, split, num_columns, place)}
-    # Then rows 3-4 and 3.1 are no words.
+    # If rows are numbered, rows such as 3-4 and 3.1 are not words.
     is_numbered = word_column > 1 and any(row[0] == "1" for row in split if len(row) == num_columns)
     rows: list[dict[str, list[Any]]] = [{"tokens": [], "tags": [], "lines": []}]
     passed: list[str] = []

@@ -75,7 +75,7 @@ class Family(ABC):
     """Whether `weigh` can make rare labels count as much as frequent ones."""
 
     def __init_subclass__(cls) -> None:
-        """Let a family inherit no `as_transformers`: its head may differ from its parent's."""
+        """Do not inherit `as_transformers`: a family's head may differ from its parent's."""
         super().__init_subclass__()
         if "as_transformers" not in vars(cls):
             cls.as_transformers = Family.as_transformers  # type: ignore[method-assign]
@@ -111,7 +111,7 @@ class Family(ABC):
         return list(map(self.parse, records.asked(self.fields, self.lists)))
 
     def text_of(self, example: Any) -> str:
-        """Return the text by which an example belongs to train or to dev: by default its first."""
+        """Return the text that decides between train and dev; by default the first text."""
         return str(example[0])
 
     def is_blank(self, example: Any) -> bool:
@@ -136,7 +136,7 @@ class Family(ABC):
     def encode_scored(
         self, examples: Sequence[Any], tokenizer: Tokenizer, sequence_length: int
     ) -> Rows:
-        """Return examples with all that their scores are computed from; by default as `encode`."""
+        """Return the rows that scores are computed from; by default those of `encode`."""
         return self.encode(examples, tokenizer, sequence_length)
 
     def max_tokens(self, sequence_length: int) -> int:
@@ -163,11 +163,11 @@ class Family(ABC):
         """Return the mean loss of a batch."""
 
     def soften(self, outputs: Outputs) -> Tensor:
-        """Return a teacher's answers (N, ...) as what a student's loss is taken from."""
+        """Return a teacher's answers (N, ...) as targets for a student's loss."""
         raise NotImplementedError
 
     def start_head(self, head: nn.Module, train: Rows) -> None:
-        """Give a new head what of train it begins with, such as a bias; by default nothing."""
+        """Initialise a new head from train, for example its bias; by default do nothing."""
         return
 
     def weigh(self, train: Rows) -> Tensor:
@@ -179,9 +179,9 @@ class Family(ABC):
         return Counter()
 
     def fit_to_dev(self, dev: Rows, outputs: Outputs) -> tuple[Self, Outputs]:
-        """Return the family with what dev decides, such as thresholds, and its outputs.
+        """Return the family with values chosen on dev, such as thresholds, and its outputs.
 
-        By default dev decides nothing.
+        By default no values are chosen.
         """
         return self, outputs
 
@@ -217,22 +217,22 @@ class Family(ABC):
         return {}
 
     def read_answers(self, folder: Path, split: str) -> list[dict[str, Any]]:
-        """Return what `write_predictions` has kept of `describe_answers`; empty: not enough."""
+        """Return the answers that `write_predictions` saved; empty: too little was saved."""
         return read_answers(folder / predictions_name(split))
 
     def score_answers(self, folder: Path, split: str, examples: Sequence[Any]) -> dict[str, float]:
-        """Return the scores of a split by the answers that `write_predictions` has kept.
+        """Return the scores of a split, from the answers that `write_predictions` saved.
 
-        Empty if these do not show it. `examples` are those of the split, or none if its files are
-        not at hand; right answers that the folder keeps and that differ from theirs are refused.
+        Empty if these are not enough. `examples` are those of the split, or empty if its files are
+        not available. Right answers in the folder that differ from the examples' are refused.
         """
         return {}
 
     def as_transformers(self, parameters: Mapping[str, Tensor]) -> WrittenHead | None:
-        """Return a trained head as transformers has it, with the outputs of `describe_answers`.
+        """Return a trained head for transformers, with the outputs of `describe_answers`.
 
-        None: no class has such a head, so that an export is refused. A reason that a user can do
-        something about is a UserError.
+        None: no class has such a head, so an export is refused. If the user can change the reason,
+        a UserError names it.
         """
         return None
 
@@ -277,7 +277,7 @@ class Task:
     """Notes for the user on how the files were read, a sentence each."""
 
     def __post_init__(self) -> None:
-        """Refuse a split of which a part only has labels, since it can be scored no way."""
+        """Refuse a split in which only a part has labels, since it cannot be scored."""
         for split, examples in self.examples.items():
             require(
                 len(set(map(self.family.is_labelled, examples))) < 2,

@@ -47,7 +47,7 @@ class MultiLabel(Texts):
 
     labels: tuple[str, ...] = ()
     thresholds: tuple[float, ...] = ()
-    """Probability from which on each label is predicted; empty before dev has chosen them."""
+    """Least probability at which each label is predicted; empty before they are chosen on dev."""
 
     @property
     def num_outputs(self) -> int:
@@ -65,8 +65,8 @@ class MultiLabel(Texts):
     def start_head(self, head: nn.Module, train: Rows) -> None:
         """Set the bias to the log-odds of each label in train.
 
-        From 0, the many rare labels would all push the states of all texts one way, and a small
-        encoder loses what distinguishes texts. Source: Lin et al. 2017, "Focal Loss for Dense
+        With a bias of 0, the many rare labels push the states of all texts in one direction, and a
+        small encoder can no longer separate them. Source: Lin et al. 2017, "Focal Loss for Dense
         Object Detection" (section 4.1).
         """
         log_odds = _find_shares(train).logit(eps=0.5 / len(train))
@@ -82,7 +82,7 @@ class MultiLabel(Texts):
         return outputs["logits"].sigmoid()
 
     def weigh(self, train: Rows) -> Tensor:
-        """Return weights (N, C): of a label, items with and without it weigh the same in sum."""
+        """Return weights (N, C): items with and without a label have equal total weight."""
         labels_NC = train.targets["labels"]
         num_with_C, count = labels_NC.sum(dim=0), len(labels_NC)
         num_without_C = count - num_with_C
@@ -203,17 +203,17 @@ def _find_shares(train: Rows) -> Tensor:
 
 
 def choose_thresholds(gold_NC: np.ndarray, probs_NC: np.ndarray, metric: str) -> tuple[float, ...]:
-    """Return a threshold of the probabilities of each label, which together have the best score.
+    """Return the thresholds of the labels' probabilities that together give the best score.
 
-    A threshold is halfway between two probabilities, above all or below all of a label's. Without
-    probabilities, those of a model that diverged, it is USUAL_THRESHOLD.
+    A threshold is halfway between two probabilities of a label, or above or below all of them. If
+    probabilities are not finite, because the model diverged, it is USUAL_THRESHOLD.
 
     Args:
         gold_NC: Whether item n has label c.
         probs_NC: Its probability.
-        metric: macro_f1, whose terms are the labels' own; or micro_f1, a ratio of two sums over the
-            labels, which Dinkelbach's algorithm maximises: at a ratio r, each label takes what has
-            the greatest 2 * right - r * predicted, and these have the next ratio, until it stays.
+        metric: macro_f1 is maximised for each label alone. micro_f1 is a ratio of two sums over the
+            labels, maximised by Dinkelbach's algorithm: at a ratio r, each label takes the
+            greatest 2 * right - r * predicted. This gives the next ratio, until it stays the same.
     """
     if not np.isfinite(probs_NC).all():
         return (USUAL_THRESHOLD,) * gold_NC.shape[1]
@@ -259,10 +259,10 @@ def score_sets(
 
 
 def read_sets(split: str, records: Records, separator: str) -> list[tuple[str, ...] | None]:
-    """Return the names of the labels of each record; None of a split without labels.
+    """Return the names of the labels of each record; None for a split without labels.
 
-    A single column has lists, or texts in which the `separator` is between the labels. Several
-    columns say 0 or 1, or false or true, for the label that each is named after.
+    A single column has lists, or texts with the `separator` between labels. If there are several
+    columns, each is named after a label and has 0 or 1, or false or true.
     """
     table, columns = records.table, records.columns.labels
     if all(lacks_labels(table, split, each) for each in columns):

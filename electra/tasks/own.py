@@ -188,7 +188,7 @@ def _note_columns(train: TableFile, columns: Columns) -> Iterator[str]:
 
 
 def _note_labels(task: Task) -> Iterator[str]:
-    """Yield what of the labels a user may not expect."""
+    """Yield notes on labels that a user may not expect."""
     if isinstance(task.family, Classification):
         yield from _note_joined(task.family.labels)
     if isinstance(task.family, MultiLabel):
@@ -196,7 +196,7 @@ def _note_labels(task: Task) -> Iterator[str]:
 
 
 def _note_joined(labels: Sequence[str]) -> Iterator[str]:
-    """Yield that labels look like several in one cell: their parts are, or are in, other labels."""
+    """Yield a note if cells seem to hold several labels: their parts occur in other labels."""
     for separator in SEPARATORS_OF_LABELS:
         parts = {each: {part.strip() for part in each.split(separator)} for each in labels}
         counts = Counter(part for each in parts.values() for part in each)
@@ -226,7 +226,7 @@ def _note_sets(task: Task, labels: Sequence[str]) -> Iterator[str]:
 
 
 def _note_texts(task: Task) -> Iterator[str]:
-    """Yield what of the texts makes scores wrong: blank ones, and those of dev that train has."""
+    """Yield notes on texts that distort scores: blank texts, and dev texts that are in train."""
     for split, part in task.examples.items():
         if blank := sum(map(task.family.is_blank, part)):
             yield f"{count_of(blank, 'example')} of {split} without text"

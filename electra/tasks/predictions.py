@@ -94,7 +94,7 @@ def read_answers(path: Path) -> list[dict[str, Any]]:
 
 
 def require_right(path: Path, kept: Any, right: Any) -> None:
-    """Refuse kept labels or numbers that are not the right ones; these may not be at hand."""
+    """Refuse kept labels or numbers that differ from the right ones, unless these are missing."""
     is_same = np.shape(kept) == np.shape(right) and np.allclose(kept, right, rtol=RIGHT_TOLERANCE)
     require(not len(right) or is_same, f"{path}: its labels are not those of the task's files")
 
@@ -126,9 +126,9 @@ def score(
 ) -> dict[str, float]:
     """Return each metric's score by its name, as fractions.
 
-    Correlations, of which mcc is Matthews', are 0 if one side is constant or not finite. f1 is that
-    of label 1 of two labels, else the mean over the labels, as scikit-learn's macro average, which
-    is macro_f1.
+    Correlations, including mcc (Matthews), are 0 if one side is constant or not finite. With two
+    labels, f1 is that of label 1. Otherwise it equals macro_f1, the mean over the labels, as
+    scikit-learn's macro average.
     """
     return {metric: _score(metric, gold, predicted, num_labels) for metric in metrics}
 

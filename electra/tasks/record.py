@@ -1,8 +1,8 @@
 """Records: what the files of every task are read into, to train, to score and to predict.
 
-A converter makes records of a file: rows of named fields, which are text or lists of text, with
-their places in the file. What a family asks and answers are some of these fields (`Columns`). What
-holds for files, splits and cells is checked here, and what holds for a family in `Family.parse`.
+A converter turns a file into records: rows of named fields, which are text or lists of text, with
+their places in the file. `Columns` names the fields that a family reads. Rules for files, splits
+and cells are checked here, and rules for a family in `Family.parse`.
 """
 
 import re
@@ -100,10 +100,10 @@ class Records:
             require_column(self.table.path, name, self.table.columns)
 
     def asked(self, fields: Sequence[str], lists: Collection[str] = ()) -> list[Record]:
-        """Return what is asked under the names of a family's fields.
+        """Return the inputs under the names of a family's fields.
 
-        Each field is a column, those in `lists` of lists of texts; if the last field is one of
-        these, it may be several columns of text, which are all that are left.
+        Each field is a column. A field in `lists` has lists of texts; if it is the last field, it
+        may instead be all remaining columns, which have text.
         """
         names = list(self.columns.inputs)
         last = names[len(fields) - 1 :]
@@ -202,11 +202,11 @@ def find_splits(
     chosen: Mapping[str, Sequence[str]] = {},
     setting: str = "",
 ) -> dict[str, list[Path]]:
-    """Return the files of each split that a folder has; there is one of train.
+    """Return the files of each split in a folder; a train file is required.
 
-    `data` may be the file of train alone. `splits` has the regular expression of the files' names,
-    without format and compression; `chosen` has names of files to take instead, and `setting` is
-    the section of the settings that chooses them.
+    `data` may be the train file alone. `splits` has a regular expression for file names, without
+    format and compression. `chosen` has names of files to use instead, and `setting` is the section
+    of the settings that chooses them.
     """
     require(data.is_dir() or data.is_file(), f"{data} is not a folder; give the one with the files")
     folder = data if data.is_dir() else data.parent
@@ -234,7 +234,7 @@ def find_splits(
 
 
 def _tell(path: Path) -> str:
-    """Return what a file is that is in none of a task's formats."""
+    """Return the kind of a file that has none of a task's formats."""
     with path.open("rb") as file:
         return name_other(file.read(BLOCK_BYTES)) or "none of these"
 
@@ -294,11 +294,11 @@ def read_cells(
     *,
     fractions: bool = False,
 ) -> list[Any]:
-    """Return what `read` makes of each cell of a column; its refusals get the cell's place.
+    """Return the result of `read` for each cell of a column; its errors get the cell's place.
 
-    All are None if a split other than train and dev has no label: the column is missing, or
-    `is_unlabelled`. `labels` are cells that are labels in any case; with `fractions`, cells may be
-    such numbers.
+    All are None if a split other than train and dev has no labels: the column is missing, or
+    `is_unlabelled`. Cells in `labels` always count as labels; with `fractions`, cells may be
+    numbers with decimals.
     """
     if lacks_labels(table, split, column, labels):
         return [None] * len(table.rows)

@@ -142,11 +142,11 @@ def restore_family(facts: dict[str, Any]) -> Family:
 def read_inputs(facts: dict[str, Any], path: Path, columns: Sequence[str] = ()) -> Inputs:
     """Return the inputs in a file for a saved model with these facts to answer.
 
-    There is one for each line, row or question. Labels in the file are ignored. A .csv or .tsv has
-    the separator of training's, unless its first line has others alone.
+    There is one for each line, row or question. Labels in the file are ignored. The separator of a
+    .csv or .tsv is that of training, unless its first line has only other separators.
 
     Args:
-        facts: Those of the family, of the task's name and columns, and its separator.
+        facts: Facts of the family, and the task's name, columns and separator.
         path: The file, compressed or not.
         columns: Names of the columns to read; empty: those of training.
 

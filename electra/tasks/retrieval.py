@@ -1,8 +1,8 @@
-"""Retrieval: a vector of each text, such that a query's is near those of the passages it asks for.
+"""Retrieval: each text gets a vector, and a query's vector is near those of its right passages.
 
-Query and passage are rows of their own, and the same encoder reads both. An item is a query, a
-passage that answers it and passages that do not. Passages of the batch's other queries are wrong
-also answers, but not those that are known to be right: equal texts, and other answers to the query.
+Query and passage are separate rows, read by the same encoder. An item is a query, a passage that
+answers it and passages that do not. The passages of the batch's other queries also count as wrong,
+except those that are known to be right: equal texts, and other answers to the query.
 
 Sizes: N items, C texts of an item, B items of a batch, P passages of a batch, B * (C - 1), H hidden
 size.
@@ -74,9 +74,9 @@ class Pair(NamedTuple):
 class Retrieval(Family):
     """Queries and passages. The output is "vectors" (N, C, H), of length 1.
 
-    The target "texts" (N, C) has a number for each text, equal ones of equal texts; 0: there is
-    none. The first of the rows to score (`encode_scored`) are the examples, and the texts of the
-    others are passages.
+    The target "texts" (N, C) has a number for each text, the same for equal texts; 0: no text. In
+    the rows to score (`encode_scored`) the examples come first, and all texts of the other items
+    are passages.
     """
 
     fields: ClassVar[tuple[str, ...]] = ("query", "passage")
@@ -127,7 +127,7 @@ class Retrieval(Family):
         return _encode(texts, 1, texts, tokenizer, sequence_length)
 
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
-        """Return what pools states to a vector of length 1."""
+        """Return a module that pools states to a vector of length 1."""
         return VectorHead("cls" if config.pooling == "cls" else "mean")
 
     def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
@@ -264,7 +264,7 @@ def _number_queries(examples: Sequence[Pair]) -> list[int]:
 def rank(rows: Rows, outputs: Outputs) -> list[int]:
     """Return the rank of each example's passage among all passages, from 1, by the cosine.
 
-    A passage is behind those that are equally near; one without a number is the last.
+    A passage ranks behind equally near ones; a passage whose cosine is NaN is last.
     """
     count, vectors, texts = len(rows.examples), outputs["vectors"], rows.targets["texts"]
     passages = torch.cat([vectors[:, 1:].flatten(0, 1), vectors[count:, 0]])

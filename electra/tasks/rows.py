@@ -195,9 +195,9 @@ def pack_row(
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
     """Return the first `max_tokens` ids of each text, or all if it has fewer.
 
-    Only as much of a long text is tokenized as that takes: a part that ends before a border
-    (`Tokenizer.word_border`) has the ids that the whole text begins with. A part that has too few
-    ids is followed by one CHARS_PER_TOKEN times as long.
+    Only the needed part of a long text is tokenized: if a part ends before a border
+    (`Tokenizer.word_border`), its ids are the first ids of the whole text. If a part gives too few
+    ids, a part CHARS_PER_TOKEN times as long is tokenized instead.
     """
     border = tokenizer.word_border
     ids: list[list[int]] = [[] for _ in texts]
@@ -295,11 +295,11 @@ def own_words(
 
 
 def choose_batches(lengths: Tensor, batch_size: int, *, seed: int, epoch: int) -> list[Tensor]:
-    """Return an epoch's batches as item numbers: each item once, those of a batch alike in length.
+    """Return an epoch's batches of item numbers: each item once, similar lengths in a batch.
 
-    A pure function of its arguments: items are shuffled and dealt into pools, each pool is sorted
-    by length and cut into batches, and the batches are shuffled. The last batch to be cut is the
-    rest.
+    A pure function of its arguments: items are shuffled and split into pools, each pool is sorted
+    by length and cut into batches, and the batches are shuffled. The batch that is cut last may be
+    smaller.
     """
     rng = torch.Generator().manual_seed(step_seed(seed, "order", epoch))
     batches: list[Tensor] = []

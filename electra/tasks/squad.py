@@ -91,7 +91,7 @@ def read_squad_task(name: str, data: Path, config: FinetuneConfig) -> Task:
             for part in parts
             for question, row in zip(family.parse_all(part), part.table.rows, strict=True)
         ]
-    judged = "dev" if "dev" in examples else "train"  # of which dev is then a part
+    judged = "dev" if "dev" in examples else "train"  # dev is then held out from train
     has_none = any(question.answers == () for question in examples[judged])
     require(
         has_none == (name == SQUAD_2),

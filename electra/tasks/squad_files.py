@@ -144,4 +144,4 @@ def _mrqa_answers(asked: Record, context: str) -> Answers:
         f"char_spans begin with {reprlib.repr(span)}; they must begin with the numbers of two "
         f"characters in order, each below the {len(context)} of the context",
     )
-    return tuple(answers), (span[0], span[1] + 1)  # theirs is the last character's number
+    return tuple(answers), (span[0], span[1] + 1)  # MRQA's end is the last character

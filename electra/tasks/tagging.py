@@ -221,7 +221,7 @@ def _tag_all(family: "Tagging", parts: Iterable[Records]) -> Iterator[TaggedSent
 
 
 def _check_tags(records: Records, train: Sequence[str], has_entities: bool) -> list[str]:
-    """Refuse tags that are none, and that train lacks, unless they are rare: then report them."""
+    """Refuse invalid tags, and tags that train lacks; if these are rare, report them instead."""
     path, types = records.table.path, {type_of(tag) for tag in train if tag != "O"}
     lines: dict[str, int] = {}
     counts = Counter(tags_of(records))
@@ -424,9 +424,9 @@ class Tagging(Labelled):
     def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
         """Write each word with its label and prediction, and for entities the scores by type.
 
-        predictions.conll has `word label prediction` a line and a blank line after each sentence,
-        as conlleval reads it; white space within a word, and a label that is unknown, becomes "_".
-        types.tsv has a line a type.
+        predictions.conll has one `word label prediction` per line and a blank line after each
+        sentence, as conlleval reads it; white space within a word, and an unknown label, becomes
+        "_". types.tsv has one line per type.
         """
         predicted = self._decide_tags(rows, outputs)
         before = "" if split == "dev" else f"{split}_"

@@ -50,9 +50,9 @@ class Texts(Family):
     has_pairs: bool = field(default=False, kw_only=True)
     """Whether an example is a pair of texts."""
     max_windows: int = field(default=1, kw_only=True)
-    """Rows that a text may have; what is longer is cut. More than 1: only of single texts."""
+    """Maximum rows per text; longer texts are cut. More than 1: only for single texts."""
     join: Join | None = field(default=None, kw_only=True)
-    """How windows are joined; None before dev has chosen, and by the mean until then."""
+    """How windows are joined; None before this is chosen on dev: the mean is used until then."""
 
     @property
     @abstractmethod
@@ -118,7 +118,7 @@ class Texts(Family):
         return ClassifierHead(sizes, count, drop, pooling)
 
     def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
-        """Return (B, `num_outputs`) numbers, and of windows those of each way to join them."""
+        """Return (B, `num_outputs`) numbers; for windows also those of each way to join them."""
         rows = states, batch.attention_mask
         if isinstance(head, PairHead):
             assert batch.token_type_ids is not None

@@ -64,8 +64,8 @@ def parquet_texts(content: Content) -> Iterator[bytes | None]:
         with explain_arrow(path):
             file = parquet.ParquetFile(stream)
             require_column(path, text_field, file.schema_arrow.names)
-            # As if all row groups were equally long: to ask pyarrow for their offsets ends the
-            # process where their statistics are damaged.
+            # Treat all row groups as equally long: asking pyarrow for their offsets crashes the
+            # process if their statistics are damaged.
             count, size = file.num_row_groups, stream.seek(0, os.SEEK_END)
             ends = [start, size if stop is None else min(stop, size)]
             groups = range(*(-(-end * count // size) for end in ends))

@@ -2,9 +2,9 @@
 
 A range of a large file holds the documents that begin in it. The range is cut at the first border
 of documents at or after its first byte, and it ends where the next range is cut. Both ranges
-compute the same cut, so together they are the file, for any ranges. If a document has no border
+compute the same cut, so together any ranges give the whole file. If a document has no border
 within WINDOW bytes, it is cut at the end of a line, else at a space, else between two characters.
-Only a record is never cut.
+A record is never cut.
 
 Positions are those of the decompressed content. A compressed file has to be read from its
 beginning. So a process keeps its last file open, and a range that follows continues there.
@@ -185,7 +185,7 @@ class Reader:
         first = stream.read(FIRST_BYTES)
         head, is_whole = first.decode("utf-8", "replace"), len(first) < FIRST_BYTES
         form, kind = tell_form(path, head, self.settings, is_whole=is_whole)
-        if not (is_url(path) or path.is_file()):  # a pipe, whose content nobody has seen before
+        if not (is_url(path) or path.is_file()):  # a pipe, which was not examined before
             kind = name_other(first) or why_no_text(first, UTF8) or kind
         if form is None or kind:
             raise UserError(f"{path} is not text: {kind}")
@@ -217,7 +217,7 @@ class Reader:
         counts.files_of_one_document += is_auto and is_one and has_many
 
     def _split_pages(self, lines: Iterator[str]) -> Iterator[list[str]]:
-        """Yield the pages of WikiExtractor; those with no more than their title are counted."""
+        """Yield the pages of WikiExtractor; those with only a title are skipped and counted."""
         title: str | None = None
         for is_mark, part in itertools.groupby(
             lines, lambda line: line.strip() == "</doc>" or WIKI_PAGE.fullmatch(line) is not None
@@ -254,12 +254,12 @@ class Reader:
         return self._count(_split_documents(self._split_lines(text), "file"))
 
     def _split_lines(self, text: str) -> Iterator[str]:
-        """Yield a record's lines as `_read_lines` does, by blocks: each step copies its text."""
+        """Yield a record's lines like `_read_lines`, in blocks, as each step copies the text."""
         start = 0
         while start < len(text):
             stop = start + BLOCK_BYTES
             if stop < len(text):
-                # Not between "\r" and "\n", so the last character is left out.
+                # Exclude the last character, to avoid a cut between "\r" and "\n".
                 cuts = (text.rfind(end, start, stop - 1) + 1 for end in "\n\r ")
                 stop = next(filter(None, cuts), stop)
             part = text[start:stop]
@@ -271,7 +271,7 @@ class Reader:
     def _read_lines(
         self, path: Path, source: IO[bytes], stream: IO[bytes], *, is_first: bool
     ) -> Iterator[str]:
-        r"""Yield lines with their "\n"; one without continues in the next, or ends the file."""
+        r"""Yield lines with "\n", and pieces without it: the line continues, or the file ends."""
         counts, before = self.counts, self.counts.source_bytes
         is_seekable = source.seekable()
         rest = b""
@@ -419,7 +419,7 @@ class _Content:
         self.open.__exit__(*sys.exc_info())
 
     def reaches(self, path: Path, start: int) -> bool:
-        """Return whether this is the content of the file, and not beyond where a range begins."""
+        """Return whether this content belongs to the file and can still reach the range's start."""
         return self.path == path and (self.is_plain or self.first <= max(start - 1, 0))
 
     def skip_to(self, place: int) -> None:

@@ -1,4 +1,4 @@
-"""The encoding of a text that does not name it: by its mark, as UTF-8, else guessed by chardet."""
+"""The encoding of a text: from its byte-order mark, else UTF-8 if valid, else from chardet."""
 
 import codecs
 import re
@@ -52,9 +52,9 @@ def guess(first: bytes) -> str:
 
 
 def _settle_latin(whole: bytes, best: str) -> str:
-    """Return the detected encoding; of a text in Latin script cp1252, unless cp1250 fits better."""
-    # A name such as Wałęsa, which is Wa³êsa in cp1252, is certain. What fits a language of either
-    # needs two words that are Central European: a few accents within English say little.
+    """Return the detected encoding; for Latin script cp1252, unless cp1250 fits better."""
+    # A name such as Wałęsa, which is Wa³êsa in cp1252, decides alone. A text that fits both needs
+    # two Central European words, because a few accents within English are weak evidence.
     if best in OTHER_SCRIPTS:
         words = _words_beyond_ascii(whole, best)
         is_mixed = sum(re.search("[a-zA-Z]", word) is not None for word in words)

@@ -1,4 +1,4 @@
-"""Passages of a document that are neighbours: what a retrieval learns from text without labels.
+"""Neighbouring passages of a document: training pairs for retrieval from text without labels.
 
 Source: Izacard et al. 2022, "Unsupervised Dense Information Retrieval with Contrastive Learning"
 (section 3.2), where two crops of a document are drawn at random instead.
@@ -20,7 +20,7 @@ SENTENCE_END = re.compile(r"(?<=[.!?]\s)|(?<=[。\uff01\uff1f।])")
 def split_passages(lines: Iterable[str], chars: int) -> list[str]:
     """Return the passages of a document: as many whole sentences as have at most `chars` together.
 
-    A longer sentence is a passage of its own. What no stop ends, ends with its line.
+    A longer sentence is a passage of its own. A sentence without a full stop ends with its line.
     """
     passages: list[str] = []
     for sentence in (each for line in lines for each in SENTENCE_END.split(f"{line} ") if each):

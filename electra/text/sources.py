@@ -361,9 +361,9 @@ def why_no_text(first: bytes, encoding: str) -> str:
 def tell_form(
     path: Path, head: str, settings: TextConfig, *, is_whole: bool
 ) -> tuple[str | None, str]:
-    """Return the form of a file, by its name or its first characters; or None, and what it is.
+    """Return the form of a file, by its name or first characters; or None and the reason.
 
-    `is_whole` says whether the characters, `head`, are all that there are.
+    `is_whole`: whether `head` is the whole file.
     """
     kind = format_of(path)
     if kind in NAMED_FORMS:

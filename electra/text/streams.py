@@ -63,9 +63,9 @@ def _look_into(source: IO[bytes]) -> tuple[bytes, IO[bytes]]:
 
 
 def open_stdin() -> IO[bytes]:
-    """Return standard input, or refuse one that was closed, as by `<&-`.
+    """Return standard input, or refuse one that was closed, for example by `<&-`.
 
-    The next file that is opened takes its number, which must therefore not be read.
+    The next opened file takes over its descriptor, so the descriptor must not be read.
     """
     if sys.stdin is None or sys.stdin.closed:
         raise UserError("standard input is closed; give it a text, or name files")
@@ -90,8 +90,8 @@ def stamp_of(path: Path) -> tuple[int, int]:
 def unchanged(path: Path, stamp: tuple[int, int] | None = None) -> Iterator[None]:
     """Refuse, at the end, a file on this machine's disk that was changed while it was read.
 
-    The stamp is what `stamp_of` said when the file was found; None: what it says now. It is known
-    for regular files only.
+    `stamp` is the result of `stamp_of` when the file was found; None: the result now. Only regular
+    files are checked.
     """
     if is_url(path) or not path.is_file():
         yield
@@ -164,7 +164,7 @@ def _expand_zstd(source: IO[bytes]) -> Iterator[bytes]:
 
 
 def _load_zstd() -> tuple[Callable[[], Any], type[Exception]]:
-    """Return what makes the decompressor of a frame, and the error of a frame that is none."""
+    """Return a function that makes a frame's decompressor, and the error for an invalid frame."""
     if sys.version_info >= (3, 14):
         zstd = import_module("compression.zstd")
         options = {zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_LOG}

@@ -86,8 +86,8 @@ def read_table(
 ) -> TableFile:
     """Return the rows of a table in any of TABLE_FORMATS, compressed or not; refuse an empty one.
 
-    `columns` are a TSV's if its first line is a row already. Without a `separator`, that of a .tsv
-    is the tab, and the first line of a .csv shows it. Rows with too few fields are refused, or left
+    `columns` are the columns of a TSV without a header. Without a `separator`, a .tsv has tabs, and
+    that of a .csv is detected from its first line. Rows with too few fields are refused, or left
     out and counted if they `may_be_short`.
     """
     require_format(path, TABLE_FORMATS)
@@ -121,7 +121,7 @@ def _read_separated(
 
 
 def _unquote(rows: list[tuple[int, Sequence[str]]]) -> list[tuple[int, Sequence[str]]]:
-    """Return rows without CSV's quotes, if a .tsv has them as pandas writes them, and no others."""
+    """Return rows without CSV's quotes, if all quotes of a .tsv are as pandas writes them."""
     cells = [cell for _, fields in rows for cell in fields if '"' in cell]
     is_quoted = all(re.fullmatch('"(?:[^"]|"")*"', cell) for cell in cells)
     if not (is_quoted and any('""' in cell[1:-1] for cell in cells)):

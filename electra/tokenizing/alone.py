@@ -1,4 +1,4 @@
-"""A program: what strangers' tokenizers do is done in a process of its own, which can be ended.
+"""A program that runs untrusted tokenizers in a separate process, which can be stopped.
 
     alone.py SECONDS try < tokenizer.json         encode a few lines, on which damage shows itself
     alone.py SECONDS ask FOLDER CLASS             write what transformers makes of a folder, as JSON
@@ -43,7 +43,7 @@ def ask(folder: Path, name: str) -> dict[str, object]:
     read = transformers.AutoTokenizer.from_pretrained
     try:
         found = read(folder, trust_remote_code=False, local_files_only=True)
-    except Exception:  # of some model_type it takes no class but that of the model
+    except Exception:  # for some values of model_type only the model's class is accepted
         if not name:
             raise
         (folder / "config.json").unlink(missing_ok=True)
@@ -67,7 +67,7 @@ def ask(folder: Path, name: str) -> dict[str, object]:
 
 if __name__ == "__main__":
     seconds, what, *arguments = sys.argv[1:]
-    faulthandler.dump_traceback_later(float(seconds), exit=True)  # also if nobody waits any more
+    faulthandler.dump_traceback_later(float(seconds), exit=True)  # even if the parent is gone
     try:
         if what == "try":
             try_out()

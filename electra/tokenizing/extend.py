@@ -1,7 +1,7 @@
 """An existing vocabulary with more tokens: all old tokens keep their ids, the new ones follow.
 
-So a model's embeddings of the old tokens stay right, and a new token's row can begin as the mean of
-the rows of the pieces that were in its place (`Tokenizer.spell` of the old tokenizer).
+So a model's embeddings of the old tokens stay valid. A new token's row can start as the mean of the
+rows of the old pieces that spell it (`Tokenizer.spell` of the old tokenizer).
 """
 
 import copy
@@ -70,7 +70,7 @@ def _add_merges(
 ) -> None:
     require(old.vocab_size <= MAX_TOKENS, f"the vocabulary has more than {MAX_TOKENS:,} tokens")
     trainer = trainers.BpeTrainer(
-        # Merges that give an old token need no new one, so more are asked for.
+        # Some merges only give old tokens, so more merges are requested.
         vocab_size=2 * (old.vocab_size + wanted),
         min_frequency=min_frequency,
         show_progress=False,
@@ -110,8 +110,8 @@ def _pieces_of_words(old: Tokenizer, texts: Iterable[str]) -> Iterator[list[int]
 
 def _add_pieces(state: dict[str, Any], old: Tokenizer, texts: Iterable[str], wanted: int) -> None:
     vocab = state["model"]["vocab"]
-    # The new pieces are behind the special tokens, which keep their ids. They are found in text
-    # where nothing else is, and then become the unknown token.
+    # The special tokens keep their ids, and the new pieces follow. A special token matches text
+    # only where no piece does, and then becomes the unknown token.
     worst = min(score for _, score in vocab)
     vocab += [[token, worst - 1000] for token in old.tokens_by_id[len(vocab) :]]
     words = count_words(read_lines(texts), old.normalize)

@@ -1,11 +1,11 @@
-"""Definitions read from folders and files; those of strangers' folders as transformers reads them.
+"""Definitions read from folders and files; other programs' folders are read by transformers.
 
-A folder that this package wrote, a file that is named, and a folder that names no class say
-themselves how text is cut. In all others the class decides: how it normalises text, which ids the
-pieces of a vocabulary have and which tokens it adds. Its tokenizer in transformers is the answer.
+A folder that this package wrote, a file that is named, and a folder that names no class define
+themselves how text is cut. In all other folders the class defines how text is normalised, which ids
+the pieces have and which tokens are added. For these, the tokenizer of transformers is used.
 
-What strangers wrote may take forever or stop the process. So transformers reads the folder, and the
-first lines are encoded, in a process of its own (alone.py).
+Untrusted files may take forever or crash the process. So a separate process (alone.py) reads the
+folder with transformers and encodes a few lines.
 """
 
 import base64
@@ -116,7 +116,7 @@ def _read_folder(folder: Path, assumed: bool) -> Definition:
 
 
 def _read_file(path: Path, settings: Settings, assumed: bool) -> Definition:
-    """Return the definition of a file, which says all but the special tokens of the settings."""
+    """Return the definition in a file; only the special tokens come from the settings."""
     require(path.is_file(), f"no tokenizer at {path}; {EXPECTED}")
     if path.name == "vocab.json":  # beside merges.txt
         name = "RobertaTokenizer"
@@ -157,7 +157,7 @@ def _read_as_transformers(
     folder: Path, name: str, settings: Settings, config: Settings
 ) -> Definition:
     """Return the definition of the tokenizer that transformers makes of a folder."""
-    # A tokenizer.json that transformers cannot read says all, and a warning reports it.
+    # If transformers cannot read a tokenizer.json, it alone is used, with a warning.
     whole = folder / "tokenizer.json"
     with tell_place(folder / "tokenizer_config.json"):
         is_name = not name or (name.isascii() and name.isidentifier())
@@ -210,7 +210,7 @@ def _read_rules(path: Path) -> tuple[Any, Any]:
 
 
 def _ask(folder: Path, name: str, settings: Settings, config: Settings) -> dict[str, Any]:
-    """Return what alone.py says of a folder; of its config.json nothing but names is read."""
+    """Return the answer of alone.py for a folder; from its config.json only names are passed."""
     names = {key: config[key] for key in ("model_type", "tokenizer_class") if key in config}
     with tempfile.TemporaryDirectory() as place:
         for path in folder.iterdir():
@@ -224,7 +224,7 @@ def _ask(folder: Path, name: str, settings: Settings, config: Settings) -> dict[
 
 
 def _run_alone(words: list[str], seconds: float, content: str = "") -> str:
-    """Return what alone.py writes; whatever ends it otherwise is a UserError with its reason."""
+    """Return the output of alone.py; if it fails or takes too long, raise a UserError."""
     command = [sys.executable, "-P", alone.__file__, str(2 * seconds), *words]
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     try:

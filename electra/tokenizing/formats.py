@@ -1,15 +1,14 @@
 """A tokenizer's definition, and definitions read from other programs' files.
 
-A definition is what of a `tokenizer.json` determines the ids: the keys of DEFINING. The rest is
-left out, because rows are made by this package. The five special tokens are those that the settings
-beside the file name, else those with a known name; a tokenizer that lacks some gets them at its
-end.
+A definition is the part of a `tokenizer.json` that determines the ids: the keys of DEFINING. The
+rest is left out, because this package builds the rows. The five special tokens are those named by
+the settings beside the file, else those with a known name; missing ones are added at the end.
 
 The library applies a definition in four stages: added tokens, normaliser, pre-tokenizer, model. The
 model sees one pre-token at a time. So the ids of a stretch of text do not depend on its neighbours
 if no added token is matched in text, the normaliser changes each stretch by itself, and the
-pre-tokenizer cuts at the same places with and without the neighbours. `find_independence` knows for
-which parts that holds; of all others nothing is assumed.
+pre-tokenizer cuts at the same places with and without the neighbours. `find_independence` lists the
+parts for which that holds; for all other parts nothing is assumed.
 """
 
 import re
@@ -252,8 +251,8 @@ OUTER_SPACES = r"\A +| +\z"
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 """How SentencePiece writes a byte of a character that is not in the vocabulary."""
 
-# Each of them maps characters, or characters with the combining marks that follow them, and so
-# never looks past a space: it composes with nothing, and nothing is reordered across it.
+# These map characters, or characters with the combining marks that follow them. They never look
+# past a space: it composes with nothing, and nothing is reordered across it.
 BLIND_TO_NEIGHBOURS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Nmt"}
 WHOLE_TEXT = {"type": "Metaspace", "replacement": " ", "prepend_scheme": "first", "split": False}
 """Puts a space before a text that begins with none, and cuts nothing."""
@@ -280,9 +279,9 @@ def find_independence(definition: Mapping[str, Any]) -> Independence:
     """Return the shortest stretches of a line whose ids are proven not to depend on the rest.
 
     - A pre-tokenizer that drops white space never looks past it: "words".
-    - GPT-2's pattern (ByteLevel) gives a space to the word after it, and of several spaces the
-      last; Metaspace cuts before each space: "spaced words", since " word" begins with its space
-      alone as well, and so gets no other one.
+    - GPT-2's pattern (ByteLevel) joins the last space before a word to that word; Metaspace cuts
+      before each space: "spaced words". " word" on its own begins with its space already, so no
+      other space is added.
     - An added token that is matched in text may reach across spaces, and a normaliser may replace
       them: "lines".
     """
@@ -303,7 +302,7 @@ def find_independence(definition: Mapping[str, Any]) -> Independence:
         first["type"] == "Split" and first["pattern"] == {"Regex": WORDS}
     )
     is_metaspace = first["type"] == "Metaspace" and first.get("split", True)
-    # BertNormalizer writes spaces around ideographs: at the end of a word they would be another's.
+    # BertNormalizer adds spaces around ideographs: at the end of a word they affect the next word.
     return "spaced words" if (is_byte_level or is_metaspace) and not has_bert else "lines"
 
 
@@ -331,7 +330,7 @@ def place_prefix(definition: Mapping[str, Any], scheme: Literal["first", "never"
 
 
 def absorb_space(tokens: Sequence[Mapping[str, Any]], mask: str) -> list[Any]:
-    """Return the added tokens with a mask to which the space before it belongs in transformers."""
+    """Return the added tokens; in transformers the mask then absorbs the space before it."""
     return [
         {**token, "lstrip": token.get("lstrip", False) or token["content"] == mask}
         for token in tokens
@@ -343,7 +342,7 @@ def _is_blind(normalizer: Mapping[str, Any]) -> bool:
         one_space = {"pattern": {"Regex": SQUEEZED_SPACES}, "content": " "}.items()
         is_blind = " " not in normalizer["pattern"].get("String", " ")
         return is_blind or one_space <= normalizer.items()
-    if normalizer["type"] == "Strip":  # at the end of a stretch is no space
+    if normalizer["type"] == "Strip":  # a stretch never ends with a space
         return normalizer.get("strip_left") is False
     return normalizer["type"] in BLIND_TO_NEIGHBOURS | {"BertNormalizer"}
 

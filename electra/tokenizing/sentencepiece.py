@@ -39,7 +39,7 @@ class Model(NamedTuple):
 
     @property
     def symbols(self) -> list[dict[str, Any]]:
-        """The added tokens: control symbols, which are special, and what is found in text whole."""
+        """The added tokens: control symbols, which are special, and user-defined symbols."""
         return [
             special_token(piece.text, number) | {"special": piece.kind == CONTROL}
             for number, piece in enumerate(self.pieces)
@@ -84,7 +84,7 @@ def build_state(model: Model) -> dict[str, Any]:
     """Return the state of the tokenizer that encodes as SentencePiece itself."""
     pieces, normalizers = model.pieces, list(model.normalizer)
     if model.joins_spaces:
-        # Not Strip, which takes all white space, and so what the map leaves of it.
+        # Not Strip: it removes all white space, including what the map keeps.
         normalizers += [
             {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
             for pattern, content in ((OUTER_SPACES, ""), (" {2,}", " "))

@@ -2,14 +2,14 @@
 
 The text is cut as before:
 
-- WordPiece takes the longest token that matches, and none that matches was longer.
-- BPE applies its merges in their order. A token is kept with the merges that can make it and with
-  what these join; no other merge was applied.
+- WordPiece takes the longest token that matches; no new token is longer.
+- BPE applies its merges in order. A token is kept with the merges that can produce it and with
+  their parts; no other merge was applied.
 - Unigram takes the likeliest path, which is the likeliest of those that are left. The least likely
   piece is kept, since an unknown character counts as less likely than it by a fixed amount.
 
-So that other text can also be written, all special tokens and bytes are kept, and the single
-characters that the text has or ASCII prints. A token below `min_frequency` is spelt in others.
+To encode other text, all special tokens and bytes are kept, and the single characters of the text
+and of printable ASCII. A token below `min_frequency` is spelt with other tokens.
 """
 
 import copy
@@ -100,7 +100,7 @@ def _count(old: Tokenizer, lines: Iterable[str]) -> tuple[np.ndarray, set[str]]:
 
 
 def _close(old: Tokenizer, wanted: set[str], characters: set[str]) -> set[str]:
-    """Return the wanted tokens with those that they, and text of other words, are made of."""
+    """Return the wanted tokens, their parts, and the tokens needed to spell other words."""
     state = old.definition.state
     model = state["model"]
     letters = characters | ASCII

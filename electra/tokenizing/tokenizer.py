@@ -235,9 +235,9 @@ class Tokenizer:
     ) -> None:
         """Write the files of `save` into an existing folder.
 
-        To `max_length` tokens, a model's longest row, transformers truncates on request; None: the
-        vocabulary is no model's. With `has_segments` it gives the model token_type_ids; where
-        `is_literal`, a "[SEP]" within a text is text for it as well, as for `encode`.
+        `max_length`: a model's longest row, to which transformers truncates on request; None: there
+        is no model. `has_segments`: transformers returns token_type_ids. `is_literal`: transformers
+        reads a "[SEP]" within a text as plain text, as `encode` does.
         """
         settings = describe_for_transformers(self.definition, max_length, has_segments)
         settings |= {"split_special_tokens": True} if is_literal else {}
@@ -266,7 +266,7 @@ class Tokenizer:
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """The names of a declared vocabulary, whose records may be lists of ids; None: of text."""
+        """The names of a declared vocabulary, whose records may be lists of ids; else None."""
         last = tuple(range(self.vocab_size - len(SPECIAL_TOKENS), self.vocab_size))
         is_declared = self.kind == "WordLevel" and self.special_ids == last
         return self.tokens_by_id[: last[0]] if is_declared else None
@@ -338,7 +338,7 @@ class Tokenizer:
         if not self.is_bert:
             signs = [self.tokens_by_id[index] in SPACE_MARKS for index in encoding.ids]
             words = [text[start:end].lstrip() for start, end in offsets]
-            offsets = [  # a space that is only written shares the place of the first character
+            offsets = [  # an added space gets the position of the first character
                 (start, start)
                 if is_sign and word
                 else (end - len(word), end - len(word) + len(word.rstrip()))
@@ -390,8 +390,8 @@ class Tokenizer:
     def spell(self, token: str) -> list[int]:
         """Return the ids that the token of another vocabulary of this kind would have here.
 
-        So the row of a token that a vocabulary gains can begin as the mean of the rows of the
-        pieces that were in its place. A token that cannot be spelt is [UNK].
+        The row of a token that is new in a vocabulary can start as the mean of the rows of these
+        ids. A token that cannot be spelt is [UNK].
         """
         prefix = "##" if self.kind == "WordPiece" and token.startswith("##") else ""
         if not prefix:

@@ -157,9 +157,9 @@ TRAINER_THREADS = 4
 def train_bpe(texts: Iterable[str], config: TokenizerConfig) -> Definition:
     """Return a byte-level BPE tokenizer: any text has ids, and none is unknown.
 
-    Each line begins as if after a space, so that a word has the same ids at its beginning. Source:
-    GPT-2's byte-level BPE, but for WORDS; ids as in BERT, the special tokens first. The bytes of a
-    character are merged before characters are: merges that end inside cost Thai 13% more tokens.
+    A line begins as if after a space, so that its first word has its usual ids. Source: GPT-2's
+    byte-level BPE, except for WORDS; ids as in BERT, the special tokens first. The bytes of each
+    character are merged first: merges that end inside a character cost Thai 13% more tokens.
     """
     least = len(SPECIAL_TOKENS) + 256
     require(
@@ -304,8 +304,8 @@ def _cut_to_alphabet(words: Counter[str], room: int) -> Counter[str]:
 
 def _list_lines(words: Counter[str]) -> Iterator[str]:
     """Yield each word twice in a line, with half its occurrences, for SentencePiece."""
-    # It finds as candidates only what occurs twice with different characters behind it, and without
-    # these lines no whole words beside others that begin alike: up to 17% more tokens.
+    # SentencePiece considers only strings that occur twice with different next characters. Without
+    # these lines it misses whole words that are prefixes of others: up to 17% more tokens.
     for word, count in sorted(words.items()):
         if count > 1:
             yield f"{word} {word}\t{count // 2}\n"

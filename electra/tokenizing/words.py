@@ -219,8 +219,8 @@ class LineEncoder(dict[str, bytes]):
     """Memory from stretches of lines to their ids as bytes.
 
     The stretches are those of `Tokenizer.independence`. Where only whole lines are independent,
-    nothing is remembered. The definition of the result: each line is `tokenizer.encode(line)`, of
-    WordPiece `tokenizer.encode(break_words(line))`.
+    nothing is remembered. The result for each line is that of `tokenizer.encode(line)`; for
+    WordPiece, of `tokenizer.encode(break_words(line))`.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -106,7 +106,7 @@ def _count_unknown(shard: Shard, tokenizer: Tokenizer) -> int:
 
 
 def _tokenize(shards: Shards, text: Sequence[str]) -> str:
-    """Return how many documents of the text the shards have in its order; refuse others."""
+    """Return how many documents of the text are in the shards, in order; refuse other shards."""
     manifest = shards.manifest
     config = from_dict(PrepareConfig, {**asdict(PrepareConfig()), **manifest["config"]})
     files, tokenizer = find_sources(text, config).files, shards.tokenizer

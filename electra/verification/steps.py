@@ -223,7 +223,7 @@ def _choose(run: Path, intact: list[Path], limit: int) -> Stretch:
 
 
 def _compare(place: str, kept: Mapping[str, Any], found: Mapping[str, Any], unlike: str) -> None:
-    """Refuse measures that were not computed so: all to the bit; if unlike, losses to 1%."""
+    """Refuse measures that differ: in any bit or, if computed `unlike`, losses by over 1%."""
     for name in sorted(found.keys() & kept.keys() - OF_THE_MACHINE):
         said, now = kept[name], found[name]
         if unlike and not name.endswith(("loss", "learning_rate", "tokens")):
@@ -235,7 +235,7 @@ def _compare(place: str, kept: Mapping[str, Any], found: Mapping[str, Any], unli
 
 
 def _evaluate(run: Path, shards: Shards, intact: list[Path]) -> str:
-    """Return the step whose evaluation, and samples, come out again; refuse others."""
+    """Return the step whose evaluation and samples are reproduced; refuse other results."""
     kept = {r["step"]: r for r in _read_records(run) if r["part"] == "heldout"}
     evaluated = [each for each in intact if step_of(each) in kept]
     if not evaluated:

@@ -55,7 +55,7 @@ def verify_suite(claims: Claims, folder: Path) -> None:
 
 
 def _compare_texts(path: Path, written: Path) -> str:
-    """Return how a file equals what is written of the records; refuse other tables or numbers."""
+    """Return how a file matches the text from the records; refuse other tables or numbers."""
     said, found = (each.read_text(encoding="utf-8").splitlines() for each in (path, written))
     tables = [[line for line in lines if TABLE.search(line)] for lines in (said, found)]
     for one, other in zip_longest(*tables):
