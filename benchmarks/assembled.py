@@ -1,4 +1,4 @@
-"""Registers, instructions and least times of kernels, compiled for a GPU that is not there.
+"""Registers, instructions and least times of kernels, compiled for an absent GPU.
 
 Triton's kernels are compiled to machine code for compute capability 9.0. From its disassembly come
 registers, spills, and the instructions of a warp, loops as often as they run. A kernel takes at
@@ -128,7 +128,7 @@ def count_instructions(code: str, trips: int) -> Counter[str]:
 def assemble_generated(source: str, name: str, numels: Sequence[dict[str, int]]) -> tuple[Any, ...]:
     """Return assembly and number of programs of a kernel that torch's compiler wrote.
 
-    Of several configurations, which are timed on a GPU, the one of the fewest instructions.
+    Of several configurations, takes the one with the fewest instructions.
 
     Args:
         source: The kernel's file.

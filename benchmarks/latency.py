@@ -2,11 +2,10 @@
 
     python -m benchmarks.latency vocabulary --text texts.txt --out results/latency.json
 
-Networks of the presets' sizes with random weights: the time does not depend on the weights. Timed
-is what a program waits for: texts in, logits out, with the tokenizer's work. All are padded to the
-longest text of a batch, have the same threads, and must give the same logits before they are timed.
-They take turns in one process, each turn with other texts, so that other load on the machine meets
-all of them.
+The networks have the presets' sizes and random weights, which do not affect the time. The time
+runs from texts to logits, with the tokenizer's work. All variants pad to the longest text of a
+batch, have the same threads, and must give the same logits before they are timed. They take turns
+in one process, each turn with other texts, so that other load on the machine affects all of them.
 
 - torch: our encoder as `electra` answers with it, float32.
 - ONNX, int8: the files that `electra export` writes, in onnxruntime.

@@ -6,8 +6,8 @@ torch.compile's back end writes the kernels of each objective for a pretended GP
 capability 9.0, over tensors without data. No kernel is run. Needs a CUDA build of torch, which
 brings Triton, and no CUDA device. Counts change with the version of torch.
 
-Counted are the kernels of what a step compiles (objective forward and backward, draws, measures),
-and the bytes that they read and write, each buffer once per kernel and caches left out. Operations
+Counts the kernels that a step compiles (objective forward and backward, draws, measures), and
+the bytes that they read and write, each buffer once per kernel, without caches. Operations
 outside (casts of weights, sums of gradients) are counted without their bytes; clipping and AdamW
 are not. With --assemble, every Triton kernel is also compiled to machine code for that GPU: its
 registers, spills and instructions, and by kinds of kernels the least time of bytes, operations and

@@ -13,8 +13,8 @@ seconds until a checkpoint is whole counted as seconds of a restart).
 
 Killed: a small run on one core, whose --steps take the place of the 30 days. SIGKILL comes at the
 drawn times of 512 GPUs, in proportion, and inside the starts that the schedule lets fail; then the
-same command follows. Its files at the end are compared with those of a run that nobody disturbed,
-and its lost steps with what the simulator says of the same failures. What --out has of the preset
+same command follows. Its files at the end are compared with those of an undisturbed run,
+and its lost steps with the simulator's for the same failures. What --out has of the preset
 is kept.
 """
 
@@ -100,7 +100,7 @@ class Times(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a schedule made of a run."""
+    """The outcome of a schedule."""
 
     wall: float
     """Seconds."""
@@ -120,7 +120,7 @@ def draw(rng: np.random.Generator, gpus: int, per_gpu_day: float) -> Iterator[Fa
 
 
 def simulate(work: float, interval: float, times: Times, failures: Iterable[Failure]) -> Outcome:
-    """Return what failures make of so many seconds of steps, with a save after each interval."""
+    """Return the outcome of `work` seconds of steps with failures, and saves at each interval."""
     cycle = interval + times.block
     done = lost = 0.0
     wall = times.start
@@ -156,7 +156,7 @@ def promise(times: Times, between: float, interval: float) -> tuple[float, float
 def foresee(
     gpus: int, log: str, times: Times, seed: int, interval: float | None = None
 ) -> dict[str, Any]:
-    """Return what many months are on so many GPUs; without an interval, Daly's between saves."""
+    """Return the outcome of many months on some GPUs; by default, saves at Daly's interval."""
     between = DAY / (gpus * LOGS[log])
     interval = interval or find_interval(times.block, between)
     rng = np.random.default_rng([seed, gpus, list(LOGS).index(log)])
@@ -193,7 +193,7 @@ def parse(printed: str) -> list[tuple[int, float, float]]:
 
 
 def finish(process: subprocess.Popen[str]) -> list[tuple[int, float, float]]:
-    """Return what a run printed until its end; an exception has the words of a failed one."""
+    """Return what a run printed until its end; raise its output if it failed."""
     printed, words = process.communicate()
     if process.returncode:
         raise RuntimeError(words)
@@ -205,9 +205,9 @@ def measure(
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Return seconds of a step, of a start behind a checkpoint and of a save, and its bytes.
 
-    They are seconds of the core, which other work on the machine does not change, but for those
-    until a checkpoint is whole, which `write_steps` has in steps of the same time. Also the sha256
-    of what the undisturbed run has at its end.
+    They are core seconds, which other work on the machine does not change, except the time until
+    a checkpoint is whole, which `write_steps` gives in steps. Also the sha256 of the undisturbed
+    run's weights and moments at its end.
     """
     every = config.train.save_every
     config = override(config, [f"train.keep_checkpoints={config.train.steps}"])
@@ -235,7 +235,7 @@ def measure(
 def endure(
     shards: Path, run: Path, config: PretrainConfig, failures: Iterable[Failure], seed: int
 ) -> dict[str, Any]:
-    """Kill a run after so many steps of each session, its uptime, until it has ended.
+    """Kill a run after `uptime` steps of each session, until it has ended.
 
     SIGKILL comes at any moment of the next step, and at any moment of the starts that fail.
     """
@@ -285,7 +285,7 @@ def hash_end(run: Path) -> dict[str, str]:
 
 
 def kill(work: Path, shards: Path, config: PretrainConfig, log: str, seed: int) -> dict[str, Any]:
-    """Return what the killed run was, beside the undisturbed one and the simulator's words."""
+    """Return a killed run's record, beside the undisturbed one and the simulator's result."""
     steps, every = config.train.steps, config.train.save_every
     times, end = measure(work / "whole", shards, config)
     schedule = itertools.islice(draw(np.random.default_rng(seed), 512, LOGS[log]), 10 * steps)

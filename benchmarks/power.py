@@ -1,9 +1,9 @@
-"""What a failure of the power leaves of the files that a command writes, in models of file systems.
+"""What a power failure leaves of the files that a command writes, in models of file systems.
 
 `recording` notes, in the process of a command, the content of a folder at each of its calls that
 names, removes or syncs something, and which file or folder was synced. `rebuild` then writes the
-folder as a failure after one of these calls may leave it. Content is kept that was synced; of other
-content and of names a model says what is left:
+folder as a failure after one of these calls may leave it. Synced content is kept; a model decides
+what is left of other content and of names:
 
     empty, zeros, torn, holes   all names in their order, as ext4 and XFS have it; content that was
                                 not synced is missing, zeros, cut, or has blocks of zeros

@@ -10,7 +10,7 @@ is chosen on test; dev is scored over its own abstracts.
 Each row of the table is fine-tuned with its seeds, which search the titles of test in the first
 PART abstracts; one seed of the row LAST also searches all of them. BM25 searches the same titles in
 the same abstracts; in abstracts that are cut as the rows are; and by those words of a title alone
-that more than RARE abstracts have. What is there is not done again.
+that more than RARE abstracts have. Finished work is not repeated.
 """
 
 import argparse
@@ -218,7 +218,7 @@ def ask_bm25(runs: Path, start: Path, corpus: str, way: str) -> dict[str, Any]:
 
 
 def make_cutter(start: Path, length: int) -> Callable[[str], str]:
-    """Return what cuts a text as a row of so many tokens does."""
+    """Return a function that cuts a text to a row's tokens."""
     tokenizer = read_model(start).tokenizer
 
     def cut(text: str) -> str:

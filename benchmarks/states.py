@@ -7,7 +7,7 @@ rows of the held-out part, in float32.
 
 - directions: participation ratio of the states after a layer less their mean, (sum of v)^2 / sum of
   v^2 over the variances v of their principal components. 1: they differ in one direction only.
-- common: share of the states' squared norm that their mean has.
+- common: the mean's share of the states' squared norm.
 - attention, feed-forward: norm of what the branch adds, divided by the norm of the state that it
   is added to. The norm that follows shrinks the state by as much as the branch outgrows it.
 

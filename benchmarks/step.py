@@ -13,7 +13,7 @@ ours, plain     ours, neither compiled nor captured (on a GPU)
 ours, wide      ours with a generator of the discriminator's width and a quarter of its layers
                 (--wide): a different computation, whose time only is compared
 
-Of the architectures modernbert and deberta-v2 the modules are their own ...ForMaskedLM, and their
+For the architectures modernbert and deberta-v2, the modules are ...ForMaskedLM, and their
 ...Model under transformers' head for ELECTRA's discriminator. transformers has neither DeBERTaV3's
 heads nor its sharing: the presets deberta-v3-... are timed with ELECTRA's.
 
@@ -182,7 +182,7 @@ class Loop:
         import transformers
 
         name = f"{ARCHITECTURES[self.architecture].classes}Config"
-        # Of DeBERTa transformers has no other attention.
+        # transformers has only eager DeBERTa attention.
         attention = "eager" if self.architecture == "deberta-v2" else self.attention
         config = getattr(transformers, name)(**values, attn_implementation=attention)
         is_name = isinstance(architecture, str)

@@ -4,7 +4,7 @@
 
 The server has no files: the tokens of a shard are those of a bank of texts, read from a place that
 the number of the shard gives. SHARDS gives texts and tokenizer. The manifest lists all shards; the
-sha256 is right of those that the steps of the run can ask for, because the hash of a terabyte takes
+sha256 is right only for those that the run can ask for, because hashing a terabyte takes
 an hour. The held-out part is that of SHARDS. What is recorded: bytes and requests of the server,
 the time before the first step, the time that steps waited for rows, and the memory of the run.
 """

@@ -142,9 +142,9 @@ class Trial(NamedTuple):
     prepare: Callable[[], object] = lambda: None
     """Called before the command."""
     is_cut: bool = False
-    """Whether the command was begun before, and a failure of the power ended it."""
+    """Whether a power failure ended an earlier start of the command."""
     fault: str = ""
-    """Of system calls, as faults.c reads it. A command that is refused is given again without."""
+    """Fault of system calls, as faults.c reads it. A refused command is repeated without it."""
     kill_after: float | None = None
     """Seconds after which the command is killed and given again."""
     rival_after: float | None = None
@@ -422,7 +422,7 @@ def try_hostile(folder: Path) -> Iterator[Trial]:
 
 
 def try_kills(folder: Path) -> Iterator[Trial]:
-    """A command that was killed is done by the same command, with the same result."""
+    """Repeating a killed command completes it, with the same result."""
     for verb, words in VERBS.items():
         whole = folder / words[words.index("--out") + 1]
         for hundredths in (5, 15, 30, 60, 100, 150):
@@ -437,7 +437,7 @@ def try_kills(folder: Path) -> Iterator[Trial]:
 
 
 def try_races(folder: Path) -> Iterator[Trial]:
-    """Of two processes that write one --out, one is done and the other one too, or refused."""
+    """Of two processes that write one --out, one succeeds; the other succeeds or is refused."""
     for verb, words in VERBS.items():
         whole = folder / words[words.index("--out") + 1]
         for hundredths in (0, 2, 5, 10, 20, 40, 80):
@@ -507,10 +507,10 @@ def cut_words(verb: str, given: list[str]) -> list[str]:
 
 
 def try_power(folder: Path) -> Iterator[Trial]:
-    """A command that a failure of the power ended is done by the same command, or was done.
+    """Repeating a command after a power failure completes it, unless it was complete.
 
-    The states are those of the models of `power`, without doubles, and the last one of each model.
-    What was done is whole, and a run has a checkpoint as soon as one was removed for another.
+    The states are those of the models of `power`, without duplicates, and the last of each model.
+    Finished results are whole, and a run that has removed a checkpoint has another one.
     """
     place, notes, rng = folder / "cut", folder / "moments", random.Random(0)
     for verb, given in CUT.items():
@@ -583,9 +583,9 @@ def failing(fault: str) -> Iterator[None]:
 
 
 def try_faults(folder: Path) -> Iterator[Trial]:
-    """Where a system call fails, a command is done, or refused in one line and done when it works.
+    """If a system call fails, a command succeeds, or is refused in one line and works later.
 
-    A file system without fsync is none of its business; one without locks is noted.
+    A file system without fsync makes no difference; one without locks is noted.
     """
     rng = random.Random(0)
     failures = {
@@ -656,7 +656,7 @@ def write_bytes(name: str, content: bytes, folder: Path) -> None:
 
 
 def list_tensor_damages() -> Iterator[tuple[str, Harm, tuple[str, ...]]]:
-    """Yield what one matrix of the weights may become, how, and how a reader may end."""
+    """Yield damages of a weight matrix: name, function, and allowed ends of a reader."""
     changes: dict[str, Callable[[Tensor], Tensor]] = {
         "transposed": lambda x: x.T.contiguous(),
         "scalar": lambda x: x.sum(),
@@ -720,7 +720,7 @@ def list_tensor_damages() -> Iterator[tuple[str, Harm, tuple[str, ...]]]:
 
 
 def list_byte_damages(rng: random.Random) -> Iterator[tuple[str, Harm, tuple[str, ...]]]:
-    """Yield what the bytes of model.safetensors may become: its header, its length, its values."""
+    """Yield damages of model.safetensors: of its header, its length and its values."""
 
     def change(make: Callable[[bytes], bytes]) -> Harm:
         def harm(folder: Path) -> None:
@@ -796,7 +796,7 @@ def spoil(seed: float) -> Callable[[Any], Any]:
 
 
 def list_json_damages(rng: random.Random) -> Iterator[tuple[str, Harm, tuple[str, ...]]]:
-    """Yield what JSON files of a model may become: any value anything, and what is no JSON."""
+    """Yield damages of a model's JSON files: changed values, and text that is no JSON."""
     for name, number in (("config.json", 30), ("tokenizer.json", 40), ("tokenizer_config.json", 8)):
         for each in range(number):
             change = partial(rewrite, name, spoil(rng.random()))
@@ -829,7 +829,7 @@ def list_json_damages(rng: random.Random) -> Iterator[tuple[str, Harm, tuple[str
 
 
 def try_weights(folder: Path) -> Iterator[Trial]:
-    """Damaged folders of weights, without hashes as other people's: refused, or read rightly.
+    """Damaged folders of weights, without hashes like other people's: refused, or read correctly.
 
     Each damage is given to `import`, whose folder has to be readable, and to one of READERS.
     """
@@ -863,7 +863,7 @@ def try_weights(folder: Path) -> Iterator[Trial]:
 
 
 def try_shapes(folder: Path) -> Iterator[Trial]:
-    """Our own JSON files, a value of which is another one: refused, or it does not matter."""
+    """Our own JSON files with one value changed: refused, or harmless."""
     rng = random.Random(0)
     copy = folder / "copy"
     for path, commands in OURS.items():
@@ -891,7 +891,7 @@ SERIES: dict[str, Callable[[Path], Iterator[Trial]]] = {
 
 
 def run_series(name: str, folder: Path) -> dict[str, int]:
-    """Return how many trials of a series ended how; each fault is printed when it is found."""
+    """Return the number of trials by kind of end; print each fault when it is found."""
     counts: Counter[str] = Counter()
     trials = [*SERIES[name](folder)]
     began = told = time.monotonic()

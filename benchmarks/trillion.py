@@ -2,7 +2,7 @@
 
     python -m benchmarks.trillion --out results/trillion.json
 
-Measured are, each in the file that is named: the speed of one H200 (--step), of `prepare`, and what
+Measured values, each from the named file: the speed of one H200 (--step), of `prepare`, and what
 failures leave of a month (--month). The choices of the cache are those of `electra plan`, for a
 list of shards that nobody has. Prices and links are arguments. Nothing here was run at this size.
 """

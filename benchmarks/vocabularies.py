@@ -61,7 +61,7 @@ PACKAGES = {
 SOURCES = "sources.json"
 """Of each script the package with its version."""
 HELD_OUT = 10
-"""Of so many lines, the last is held out."""
+"""The last of so many lines is held out."""
 SENTENCES = {
     "Latin": "The old sailor repaired the boat before breakfast and nobody believed her",
     "Cyrillic": "Старый моряк починил лодку ещё до завтрака и никто не поверил ему",

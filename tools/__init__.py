@@ -1,1 +1,1 @@
-"""What writes this repository's own README and pictures; not part of the package."""
+"""Tools for this repository, such as its README and checks; not in the package."""

@@ -21,7 +21,7 @@ METRICS = "reports.glossary.GLOSSARY"
 
 
 def list_changes(before: Any, now: Any) -> Iterator[str]:
-    """Yield a line for each change of two versions of the package that breaks what others wrote."""
+    """Yield a line for each change between two versions of the package that breaks users' code."""
     for each in griffe.find_breaking_changes(before, now):
         name = each.obj.path
         if PUBLIC.match(name) and not any(part.startswith("_") for part in name.split(".")):

@@ -66,7 +66,7 @@ AGGREGATES: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 
 class Comparison(NamedTuple):
-    """What a claim says to be more than something else: the interval of the gain, and the seeds."""
+    """A claimed gain over something else: its interval, and the number of seeds."""
 
     low: float
     high: float
@@ -139,8 +139,8 @@ def read_page(path: Path) -> str:
 def find_measured(text: str) -> list[tuple[int, int]]:
     """Return where the measured numbers of a page are, in their order.
 
-    These have a unit of time, size or rate, a %, "points" or "times" behind them, are beside a ±,
-    or have a decimal point. Code between backquotes and versions have none.
+    They are followed by a unit of time, size or rate, a %, "points" or "times", are next to a ±,
+    or have a decimal point. Code between backquotes and versions are left out.
     """
     code = [match.span() for match in re.finditer(r"`[^`]*`", text)]
     found = {match.span() for finder in FINDERS for match in finder.finditer(text)}
@@ -244,7 +244,7 @@ def _find_sentence(page: str, start: int, end: int) -> str:
 
 
 def _check_comparison(claim: Mapping[str, Any], sentence: str, results: Path) -> None:
-    """Refuse what says more than its interval and its seeds, unless the sentence itself says so."""
+    """Refuse a claim beyond its interval and seeds, unless the sentence itself admits that."""
     if "comparison" not in claim:
         word = COMPARES.search(re.sub("`[^`]*`", "", sentence))
         is_free = word is None or ADMITS.search(sentence) or "no_comparison" in claim
@@ -323,7 +323,7 @@ def _gather(data: Any, names: Sequence[str]) -> Iterator[str]:
 def _find_other(
     other: Mapping[str, str], pages: Mapping[str, str], problems: list[str]
 ) -> list[tuple[int, int]]:
-    """Return the place of the phrase of a number without a file; what is wrong is a problem."""
+    """Return the place of a number without a file; add what is wrong to `problems`."""
     page, phrase = pages.get(other["page"], ""), other["phrase"]
     spans = [match.span() for match in re.finditer(re.escape(phrase), page)]
     if not spans:

@@ -208,7 +208,7 @@ def _in_folder(read: Callable[[Path], object], folder: Path, *names: str) -> Tar
 
 
 def unlock(work: Path) -> Path:
-    """Return copies of a run, shards and a fine-tuning without hashes, which refuse any change."""
+    """Return copies of a run, shards and a fine-tuning without hashes, to allow any change."""
     folder = work / "samples"
     shutil.copytree(SAMPLES, folder)
     for path in folder.rglob("electra.json"):
@@ -242,7 +242,7 @@ def _read_documents(path: Path) -> None:
 
 
 def _read_all(*readers: Callable[[Path], object]) -> Callable[[Path], None]:
-    """Return what calls all readers, also behind one that refuses what it reads."""
+    """Return a function that calls all readers, even if one refuses its input."""
 
     def read(path: Path) -> None:
         refusals = []
@@ -262,14 +262,14 @@ def _read_settings(path: Path) -> None:
 
 
 def _read_tokenizer(folder: Path) -> None:
-    """Read a tokenizer that somebody changed, who also wrote its hashes anew."""
+    """Read a tokenizer that was changed together with its hashes."""
     (folder / HASHES).unlink(missing_ok=True)
     write_hashes(folder)
     Tokenizer.load(folder)
 
 
 def _read_run(run: Path) -> None:
-    """Read a run that somebody changed, who also wrote the hash of its state anew."""
+    """Read a run that was changed together with the hash of its state."""
     for path in run.glob("checkpoints/*/state.json"):
         with suppress(UserError, AttributeError, TypeError):
             facts = parse_object(path.read_bytes(), path)
@@ -330,7 +330,7 @@ def _write_squad() -> bytes:
 
 
 class Fault(Exception):
-    """What a reader may not do."""
+    """A reader exceeds a limit."""
 
 
 @contextmanager

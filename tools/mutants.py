@@ -4,9 +4,9 @@ A mutant is a file with one error in a function: another operator or comparison,
 one more, a condition turned round, a call left out. The tests run once, and the lines that each
 reaches are noted. Then a process for each mutant runs the tests that reach its line, the fastest
 first, until one fails. results/equivalent-mutants.toml names those that compute the same, with the
-reason. What is at the top level of a module (settings, tables, default values) has no mutants. Nor
-do they reach what a test computes when it is collected, such as its parameters: a survivor in a
-line that ran then is called that.
+reason. The top level of a module (settings, tables, default values) has no mutants. Code that runs
+when a test is collected, such as its parameters, is not run again: a survivor in such a line is
+marked so.
 """
 
 import argparse
@@ -52,7 +52,7 @@ FIELDS = ("decorator_list", "returns", "annotation")
 COLLECTED = -1
 """Number of what runs before the first test."""
 SECONDS = 30
-"""Of the tests that reach a line those are run, the fastest first, that take so long together."""
+"""Time for the tests that reach a line: they run, the fastest first, up to this sum."""
 
 
 class Mutant(NamedTuple):
@@ -136,7 +136,7 @@ def find_functions() -> list[Any]:
 
 
 def apply(mutant: Mutant, functions: list[Any]) -> None:
-    """Give those functions that are the module's the mutant's code, and empty the caches."""
+    """Give the module's functions the mutant's code, and empty the caches."""
     codes = codes_of(compile(mutant.tree, str(mutant.path), "exec"))
     found = {(each.co_qualname, each.co_firstlineno): each for each in codes}
     for each in functions:
@@ -185,7 +185,7 @@ class Hunt:
             self.seconds[self.number] = time.process_time() - begin
         gc.unfreeze()
         self.functions = find_functions()
-        gc.freeze()  # what a process does not search is not copied for it
+        gc.freeze()  # so that processes do not copy unused memory
         end = time.monotonic() + 60 * self.minutes
         for mutant in self.mutants:
             if time.monotonic() < end:

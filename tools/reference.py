@@ -5,8 +5,8 @@ sha256 of everything on the way: text, tokenizer, shards, weights, measures. `ve
 and compares them.
 
 Bits depend on the CPU and on the version of torch. The runs use only what each x86-64 CPU with AVX2
-has (INSTRUCTIONS), but only the recorded CPU was tried. Where torch or the CPU is another one,
-scores are compared with the interval in which those of another seed would be.
+has (INSTRUCTIONS), but only the recorded CPU was tried. With another torch or CPU,
+scores are compared with the interval that is expected of another seed.
 """
 
 import argparse
@@ -153,7 +153,7 @@ class Draw:
         return f"the {adjective}{self.choose(NOUNS[topic].split())}{number}"
 
     def sentence(self, topic: str, agrees: bool = True) -> str:
-        """Return a sentence whose verb agrees with its subject, or with none of it."""
+        """Return a sentence whose verb agrees with its subject, or does not."""
         one, other = (self.choose(NUMBERS) for _ in NUMBERS)
         subject = self.phrase(topic, one)
         if self.random() < 0.5:
@@ -231,7 +231,7 @@ def read_row(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _leave_out(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record without what a clock or a hash of it says."""
+    """Return a record without machine-dependent values and hash."""
     return {key: record[key] for key in record if key not in {*OF_THE_MACHINE, "sha256"}}
 
 

@@ -204,7 +204,7 @@ def convert(checkpoint: Path, out: Path) -> list[str]:
         if name.startswith("generator/")
     }
     with new_folder(out) as folder:
-        if inner:  # its head is among the discriminator's tensors, as shared embeddings do
+        if inner:  # `own` also has the generator's head and shared embeddings
             shared = {n: each for n, each in own.items() if not n.startswith(OF_DISCRIMINATOR)}
             own = {n: each for n, each in own.items() if not n.startswith("generator_")}
             (folder / "generator").mkdir()

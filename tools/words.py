@@ -1,4 +1,4 @@
-"""What results say in words, so that no sentence about them is typed by hand."""
+"""Sentences about results, so that none of them is typed by hand."""
 
 from collections.abc import Mapping, Sequence
 

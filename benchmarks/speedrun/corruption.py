@@ -109,7 +109,7 @@ def judge(model: SavedModel, corruption: Corruption) -> dict[str, float]:
 
 
 def average(run: Path, last: int) -> SavedModel:
-    """Return a run's model, whose weights are the mean over so many of its last checkpoints."""
+    """Return a run's model with weights averaged over a number of its last checkpoints."""
     models = [read_pretrained(folder) for folder in list_checkpoints(run)[-last:]]
     require(len(models) == last, f"{run} has {len(models)} checkpoints, not {last}")
 

@@ -1,4 +1,4 @@
-"""A command made of a verb: its names, types, defaults and help are those of the function."""
+"""Turn a verb into a command with the function's names, types, defaults and help."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from electra.verbs.options import Planned
 
 
 def make_command(verb: Callable[..., Any]) -> Callable[..., None]:
-    """Return what the parser calls for a verb: it prints; the exit status is 1 if a claim fails."""
+    """Return a verb's function for the parser: it prints, and exits with 1 if a claim fails."""
     function = inspect.unwrap(verb)
 
     def run(*given: Any, **named: Any) -> None:
@@ -34,7 +34,7 @@ def make_command(verb: Callable[..., Any]) -> Callable[..., None]:
 
 
 def _as_word(hint: Any) -> Any:
-    """Return the type of the command line: of several of a place, a list or settings the first."""
+    """Return the command-line type: the first of a union that starts with a path, text or list."""
     if get_origin(hint) is Annotated:
         inner, *how = get_args(hint)
         return Annotated[(_as_word(inner), *how)]

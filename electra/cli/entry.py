@@ -2,8 +2,8 @@
 
 Exit status: 0 done, or stopped by --max-time; 1 a bug, with a traceback, or a claim that `electra
 verify` refutes; 2 a user's mistake, or what the system refuses (a full disk, no permission, a name
-that is too long), in one line; 130 interrupted; 141 nobody reads the output any more (`electra ...
-| head`), without a word, as for a program that SIGPIPE ended.
+that is too long), in one line; 130 interrupted; 141 the reader of the output has left (`electra ...
+| head`), without a message, as after SIGPIPE.
 """
 
 import errno
@@ -59,8 +59,8 @@ the one before it wrote: tokenizer, prepare, pretrain, finetune, report, predict
 folders.""",
     version=__version__,
     help_format="markdown",
-    suppress_keyboard_interrupt=False,  # else it ends the process without a word
-    # Nobody needs --no-dry-run, nor to read that a flag is off unless it is given.
+    suppress_keyboard_interrupt=False,  # else the process ends silently
+    # No --no-dry-run, and no help text that a flag is off by default.
     default_parameter=Parameter(negative=(), show_default=lambda value: value or None),
 )
 for _title, _verbs in VERBS.items():
@@ -129,7 +129,7 @@ def main(tokens: Sequence[str] | None = None) -> None:
     if tokens is None:  # this process is the command
         for number in stop_signals():  # SIGINT too, which a job that a script starts ignores
             signal.signal(number, signal.default_int_handler)
-        if hasattr(signal, "SIGUSR1"):  # asks a run to save, also one that only begins
+        if hasattr(signal, "SIGUSR1"):  # a request to save; a starting run ignores it
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         if "OMP_WAIT_POLICY" not in os.environ:
             # torch's threads wait for each other by spinning, for milliseconds. Where another
@@ -147,10 +147,10 @@ def main(tokens: Sequence[str] | None = None) -> None:
 
 
 class _Audience(FileIO):
-    """A terminal or log that may go, as with a lost ssh, while the command saves or continues."""
+    """A terminal or log that may disappear (a lost ssh) while the command saves or continues."""
 
     def write(self, data: Any) -> int:
-        """Write if somebody is there: not a closed terminal, a pipe's dead end or a full disk."""
+        """Write; drop the output if the terminal or pipe is closed, or the disk is full."""
         try:
             return super().write(data)
         except OSError as error:
@@ -160,8 +160,8 @@ class _Audience(FileIO):
 
 
 def _open_streams() -> None:
-    """Let a stream that is gone take everything, and one that is not UTF-8 take any character."""
-    # The number of a closed stream is free; the next file would get it, and what is written there.
+    """Make a closed stream accept all output, and one that is not UTF-8 any character."""
+    # A closed stream's number is free; the next file would get it, and with it the output.
     while (nothing := os.open(os.devnull, os.O_RDWR)) < 3:
         os.set_inheritable(nothing, True)
     os.close(nothing)
@@ -217,7 +217,7 @@ def _run(given: Sequence[str]) -> int:
         print_error(str(error))
         return 2
     except Interrupted as stop:
-        # A quickstart, which has more to do, has said how it continues.
+        # A quickstart prints its own command to continue.
         goes_on = words[0] == "pretrain" and not (stop.run / "results.json").exists()
         print_done(str(stop), command("pretrain", "--resume", stop.run) if goes_on else "")
         return 0 if stop.in_time or (words[0] == "pretrain" and not goes_on) else 130
@@ -273,7 +273,7 @@ def _hint_at_dash(words: Sequence[str]) -> str:
 
 
 def _find_setting(error: UnknownOptionError) -> str:
-    """Return the setting of a verb that an option of another program is here, or ""."""
+    """Return the verb's setting that corresponds to another program's option, or ""."""
     option = str(error.token.keyword or error.token.value).lstrip("-").partition("=")[0]
     option = option.replace("-", "_").lower()
     for argument in error.argument_collection:
@@ -307,7 +307,7 @@ def _print_warnings_as_notes() -> None:
 
 
 def _describe_refusal(error: Exception) -> str:
-    """Return what the system refused, with the path where there is one; of a bug, nothing."""
+    """Return what the system refused, with the path if known; for a bug, ""."""
     if isinstance(error, OSError) and error.filename is not None:
         advice = ADVICE.get(error.errno or 0, "")
         return f"{os.fsdecode(error.filename)}: {error.strerror}{advice}"

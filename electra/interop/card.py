@@ -36,7 +36,7 @@ Facts = list[tuple[str, str]]
 
 
 def _code(text: str) -> str:
-    """Return a code span of Markdown, whose fence is longer than what the text has of it."""
+    """Return a Markdown code span; its fence is longer than any backquotes in the text."""
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence} {text} {fence}" if len(fence) > 1 else f"`{text}`"
 

@@ -49,7 +49,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A network with what its folder says about it."""
+    """A network and the facts in its folder."""
 
     network: SavedNetwork
     kind: Kind
@@ -66,7 +66,7 @@ class Outgoing:
     dtype: Dtype = "float32"
     """The dtype of the stored weights."""
     is_of_task: bool = False
-    """Whether it is a fine-tuning, for which a "[SEP]" within a text is text."""
+    """Whether it is fine-tuned; then a "[SEP]" within a text is plain text."""
 
     @property
     def graph(self) -> Graph:
@@ -98,9 +98,9 @@ def export(
 ) -> str:
     """Write the folder of a model, and return its class in transformers.
 
-    Outputs equal the model's in float32, unless `dtype` rounds the weights. Longest row of the
-    folder is that of the training. Refused are a form without a class for the network, and a file
-    that does not agree with it.
+    Outputs equal the model's in float32, unless `dtype` rounds the weights. The longest row
+    is that of the training. Refuses a form without a class for the network, and a file whose
+    outputs differ from the network's.
 
     The arguments are those of `electra.export`; `similarity` takes the place of `form`, `int8_text`
     are lines of real text, and `scores` is a table for the card of a run.
@@ -230,7 +230,7 @@ def _has_class(kind: Kind, head: nn.Module, sizes: EncoderConfig) -> bool:
 def _describe_head(
     kind: Kind, head: nn.Module, sizes: EncoderConfig, dropout_prob: float
 ) -> dict[str, Any]:
-    """Return the fields of config.json with which an architecture's class computes a head."""
+    """Return the fields of config.json that make an architecture's class compute a head."""
     pooling = getattr(head, "pooling", "none")
     if sizes.architecture == "modernbert":
         settings: dict[str, Any] = {
@@ -248,7 +248,7 @@ def _describe_head(
 
 
 def _choose_network(model: SavedModel) -> SavedNetwork:
-    """Return the network that a Hugging Face folder says it holds: its class is written again."""
+    """Return the network that a Hugging Face folder names, so that the export keeps its class."""
     values = read_object(model.folder / "config.json")
     names = values.get("architectures") or ["ElectraModel"]
     is_one = isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)

@@ -1,10 +1,10 @@
 """GGUF: an encoder and its vocabulary in one file, for llama.cpp and what is built on it.
 
 llama.cpp has the graphs of ModernBERT and of BERT, which is ELECTRA's where embeddings are as wide
-as hidden states. Its own converter refuses every vocabulary that it does not know. What is written
-here is what its loader reads: WordPiece with BERT's normalisation, whatever the tokens are.
+as hidden states. Its own converter refuses every unknown vocabulary. This module writes what its
+loader reads: WordPiece with BERT's normalisation, whatever the tokens are.
 
-llama.cpp knows no second segment, and computes GELU by the approximation with tanh.
+llama.cpp has no second segment, and computes GELU by the tanh approximation.
 
 Source: llama.cpp, src/llama-vocab.cpp, src/models/bert.cpp and modern-bert.cpp, conversion/bert.py.
 """
@@ -26,7 +26,7 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
 def write_gguf(path: Path, network: SavedNetwork, tokenizer: Tokenizer, length: int) -> str:
-    """Write an encoder in float32, to give the mean of the states; return its graph's name.
+    """Write an encoder in float32, pooled by the mean; return the name of its graph.
 
     `length` is that of the longest row: positions beyond it were not trained, and are left out.
     What llama.cpp does not support, and what it would cut into other tokens, is refused.
@@ -122,5 +122,5 @@ def _list_tokens(tokenizer: Tokenizer) -> list[str]:
 
 
 def _is_lost(char: str) -> bool:
-    """Whether llama.cpp drops it: a decomposition is its first character, and no mark stays."""
+    """Whether llama.cpp drops it: of a decomposition only the first character is kept."""
     return unicodedata.category(char) in ("Mc", "Me") or "\u1100" <= char <= "\u11ff"

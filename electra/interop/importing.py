@@ -1,11 +1,11 @@
 """Other people's weights as Hugging Face folders of our bodies, which every verb reads.
 
 weights.py reads the weights. BERT's pooler and next-sentence head are kept for runs that continue
-with them. Rows of the embeddings that no token has, of a vocabulary that was padded, are kept.
+with them. Embedding rows without a token, from a padded vocabulary, are kept.
 
-More tokens and longer rows can be made. New rows of the embeddings and of the generator's output
-bias are the means of the pieces that a new token replaces, so that a text in new tokens means at
-first about what it meant in old ones (Hewitt 2021, "Initializing new word embeddings", uses the
+Tokens can be added, and rows made longer. New rows of the embeddings and of the generator's output
+bias are the means of the pieces that a new token replaces, so a text in new tokens at first means
+about the same as in old ones (Hewitt 2021, "Initializing new word embeddings", uses the
 mean of all tokens). New positions repeat the old ones (as in Longformer: Beltagy et al. 2020,
 section 5) or are placed between them; rotary ones turn more slowly.
 """
@@ -162,7 +162,7 @@ def find_roles(path: Path, found: Source) -> dict[str, SavedNetwork]:
 
 
 def _find_heads(sizes: EncoderConfig, tensors: Weights) -> EncoderConfig:
-    """Return the sizes with what the names of DeBERTa's tensors say of its heads."""
+    """Return the sizes, with DeBERTa's kind of heads inferred from tensor names."""
     if not isinstance(sizes, DebertaConfig):
         return sizes
     judges = "mask_predictions.LayerNorm.weight" in tensors
@@ -176,9 +176,9 @@ def _find_heads(sizes: EncoderConfig, tensors: Weights) -> EncoderConfig:
 
 
 def find_pieces(old: Tokenizer, new: Tokenizer) -> list[list[int]]:
-    """Return the old ids whose mean each new token begins with, in the order of the new ids.
+    """Return the old ids whose mean initialises each token, in the order of the new ids.
 
-    An old token has its own id. A new one has those of the pieces that were in its place
+    An old token has its own id. A new one has the ids of the pieces that it replaces
     (`Tokenizer.spell`).
     """
     for name in ("kind", "lowercase", "strip_accents"):
@@ -219,7 +219,7 @@ def _choose_rows(network: SavedNetwork, pieces: list[list[int]], num_old: int) -
 def _require_same_states(
     old: SavedNetwork, new: SavedNetwork, keep: Smaller, most_tokens: int
 ) -> None:
-    """Refuse a smaller vocabulary with which the first lines of the text have other states."""
+    """Refuse a smaller vocabulary that changes the states of the first lines of the text."""
     encoders = []
     for network in (old, new):
         encoders.append(Encoder(network.sizes).eval())

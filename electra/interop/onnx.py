@@ -123,11 +123,11 @@ NUM_SHAPES = 20
 MAX_LENGTH = 1024
 """Longest row of the comparison, tokens, if the network reads longer ones."""
 MAX_TOKENS = 20_000
-"""Tokens of a text that int8 is compared on."""
+"""Most tokens, and most lines, of a text that int8 is compared on."""
 TEXT_ROWS = 16
 TEXT_LENGTH = 128
 LOW = -1e30
-"""Stands for minus infinity, whose difference from itself is no number."""
+"""Used for minus infinity, whose difference from itself is NaN."""
 Rows = tuple[Tensor, Tensor, Tensor]
 """Inputs of a graph: ids, mask and segments, int64."""
 Agreements = dict[str, dict[str, Any]]
@@ -184,7 +184,7 @@ def write_onnx(
 def compare_shapes(path: Path, graph: Graph) -> float:
     """Return the greatest difference from the network, over NUM_SHAPES shapes with padding.
 
-    That of a number, whose unit may be any, is a share of it.
+    For a regression it is relative, since any unit is possible.
     """
     worst = np.float32(0)
     for ours, theirs in _run_both(path, graph, _draw_rows(graph)):
@@ -198,16 +198,16 @@ def compare_text(
 ) -> dict[str, Any]:
     """Return how often a file decides as the network does, on real text.
 
-    A decision is whether a token is replaced, the likeliest token for every seventh, which is
-    masked, the likeliest tag of a token or label of a row, whether each of several labels applies,
-    or the start and the end of an answer.
-    Few tokens of real text are suspected, so that a discriminator is also compared at the threshold
-    at which it suspects SUSPECTED of them.
+    A decision is whether a token is replaced, the likeliest token at every seventh position, which
+    is masked, the likeliest tag of a token or label of a row, whether each of several labels
+    applies, or the start and the end of an answer.
+    A discriminator suspects few tokens of real text, so it is also compared at the threshold at
+    which it suspects SUSPECTED of them.
 
     Returns:
-        "decisions", their number, "agreement", the share of equal ones, of hidden states beside
-        the logits their mean "cosine", and of a discriminator "agreement_ranked" and "suspected",
-        the share that the network suspects.
+        "decisions": their number; "agreement": the share of equal ones; with hidden states beside
+        the logits, their mean "cosine"; for a discriminator, "agreement_ranked" (at that threshold)
+        and "suspected", the share that the network suspects.
     """
     is_choice = graph.kind not in ("", "PreTraining") and not graph.is_number
     only = tokenizer.mask_id if graph.kind == "MaskedLM" else None
@@ -284,7 +284,7 @@ def _run_both(
 
 
 def _draw_rows(graph: Graph) -> Iterator[Rows]:
-    """Yield random rows whose lengths go from the shortest to the longest; every other one ends."""
+    """Yield random rows, from the shortest to the longest; every other batch has padding."""
     rng, sizes = torch.Generator().manual_seed(0), graph.encoder.config
     shortest = 2 if graph.is_pair else 1
     for number in range(NUM_SHAPES):
@@ -363,16 +363,16 @@ def trace(path: Path, graph: Graph, tokenizer: Tokenizer) -> None:
 
 
 def quantise(source: Path, path: Path) -> None:
-    """Write the products with weights in int8, each column of a weight scaled by itself.
+    """Write the products with weights in int8, with a scale for each column of a weight.
 
-    Weights have 7 bits: CPUs without VNNI instructions add two products of 8 bits in 16, which
-    overflows, and that changes more decisions than the bit. The table of embeddings is not changed.
+    Weights have 7 bits: CPUs without VNNI instructions add two 8-bit products in 16 bits, which
+    overflows and changes more decisions than the lost bit. The table of embeddings is not changed.
     """
     with _quiet():
         quantization = import_extra("onnxruntime.quantization", "onnx", f"writing {path}")
         model = import_extra("onnx", "onnx", f"writing {path}").load(source)
-        # The quantiser turns weights round and keeps their names, which the exporter's notes of
-        # shapes then contradict; they are inferred anew.
+        # The quantiser transposes weights and keeps their names, so the shapes that the exporter
+        # noted become wrong; they are inferred again.
         del model.graph.value_info[:]
         quantization.quantize_dynamic(
             model,
@@ -387,7 +387,7 @@ def quantise(source: Path, path: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave out what torch's exporter and onnxruntime say about themselves."""
+    """Suppress the messages of torch's exporter and onnxruntime."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -79,7 +79,7 @@ def read_source(path: Path) -> Source:
 def _note(
     weights: Weights, names: Mapping[str, str], left: dict[str, None], before: str = ""
 ) -> Weights:
-    """Return tensors under new names; what is read leaves `left`, whose names `before` begins."""
+    """Return renamed tensors; reading one removes its old name, after `before`, from `left`."""
 
     def read(name: str) -> Tensor:
         left.pop(before + names[name], None)
@@ -122,9 +122,9 @@ def _read_parts(index: Path, read: Callable[[Path], Weights]) -> Weights:
 
 
 def _read_pickle(path: Path) -> Weights:
-    """Return the tensors of a file of torch.save, of which nothing but tensors is read."""
+    """Return the tensors of a torch.save file; nothing but tensors is loaded."""
     try:
-        if zipfile.is_zipfile(path):  # torch stores, and would unpack what says that it is packed
+        if zipfile.is_zipfile(path):  # torch.save never packs, but torch.load unpacks
             with zipfile.ZipFile(path) as packed:
                 num_bytes = sum(each.file_size for each in packed.infolist())
             most = path.stat().st_size
@@ -135,7 +135,7 @@ def _read_pickle(path: Path) -> Weights:
         )
         headers = {name: _describe(each) for name, each in loaded.items()} if is_named else {}
     except Exception as error:  # whatever the bytes lead to
-        # Before its reason torch advises to run the file's code.
+        # Leave out torch's advice to run the file's code.
         *_, reason = str(error).strip().rpartition("WeightsUnpickler error: ")
         line = (reason.splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path} does not hold tensors alone, or is damaged: {line}") from None
@@ -144,7 +144,7 @@ def _read_pickle(path: Path) -> Weights:
 
 
 def _describe(tensor: Tensor) -> Header:
-    """Return dtype and shape; a dtype that no weight has, if the values are not there as such."""
+    """Return dtype and shape; an invalid dtype if the values are not all stored plainly."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.layout is not torch.strided or tensor.device.type != "cpu":
         dtype = f"{str(tensor.layout).removeprefix('torch.')} {dtype} on {tensor.device.type}"

@@ -199,7 +199,7 @@ def punctuation_question(
 ) -> PunctuationQuestion | None:
     """Return a question about the held-out documents, or None if they hold too little.
 
-    A text with fewer passages than asked for gives train and test its passages in proportion.
+    If there are too few passages, train and test share them in proportion.
     """
     documents = [
         [passage for passage in cut_passages(tokens) if any(passage.marks)]

@@ -58,7 +58,7 @@ class Calibration(NamedTuple):
 def read_judgements(folder: Path) -> Judgements | None:
     """Return the answers of the seed that is best on dev; None if there are no probabilities.
 
-    That is so of numbers, tags and spans, and where the folder's predictions are not there.
+    Numbers, tags and spans have none, and neither has a folder without predictions.
     """
     run = find_best(folder)
     results = read_results(run, "metric", "seeds")

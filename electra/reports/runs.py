@@ -123,7 +123,7 @@ class Finetuning:
         return f"{score} ({self.replaced_median:.3f} with {replaced})"
 
     def differs(self, other: "Finetuning") -> bool:
-        """Return whether two medians differ by more than their two standard deviations together."""
+        """Return whether two medians differ by more than the sum of their standard deviations."""
         return abs(self.median - other.median) > (self.std or 0.0) + (other.std or 0.0)
 
 
@@ -274,9 +274,9 @@ def _collect_scores(seeds: Iterable[Mapping[str, Any]]) -> dict[str, tuple[float
 
 
 def find_finetunings(run: Path, step: int) -> list[Path]:
-    """Return the folders beside a run, of fine-tunings that began with its weights at a step.
+    """Return the fine-tuning folders beside a run that started from its weights at a step.
 
-    Those from scratch, which took the run's sizes and no weights, are among them, and so are grids.
+    Grids are included, and so are fine-tunings from scratch, which took only the run's sizes.
     """
     source = re.compile(rf"{re.escape(run.resolve().name)} at step (\d+)")
     found = []
@@ -531,7 +531,7 @@ def facts_table(runs: Sequence[Run]) -> Table:
 
 
 def list_facts(run: Run) -> dict[str, str]:
-    """Return what a run is made of, and how far it is, by name."""
+    """Return settings, environment and progress of a run, by name."""
     config, last = run.config, run.last_train
     model, train = config.model, config.train
     versions = (
@@ -615,7 +615,7 @@ def place_on_the_papers_curve(flops: float) -> str:
     """Return in words which of the paper's points a run has passed, and which is the next.
 
     The operations so far are counted as the paper does (`count_as_the_paper`). Below a hundredth of
-    the first point, they stand alone.
+    the first point, no point is named.
     """
     passed = [point for point in PAPER if point[0] <= flops]
     following = [point for point in PAPER if point[0] > flops]

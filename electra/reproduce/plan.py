@@ -101,7 +101,7 @@ class Plan(NamedTuple):
         return [run for unit in self.units for run in unit]
 
     def without(self, names: Container[str]) -> "Plan":
-        """Return the plan without the runs of these names, but with what those left begin with."""
+        """Return the plan without these runs, but with those that the remaining ones start from."""
         units = []
         for unit in self.units:
             left = [run for run in unit if run.name not in names]
@@ -115,8 +115,8 @@ def open_plan(suite: Suite, shards_folder: Path, runs: Path, jobs: int) -> Plan:
     """Return the runs of a suite, in a folder that is new or was begun for the same comparison.
 
     The folder's suite.json (`keep_plan`) holds what must not change between the commands that fill
-    it: shards, settings of fine-tuning, and the timed seconds of a step. It says nothing about rows
-    and tasks of which there is no run.
+    it: shards, settings of fine-tuning, and the timed seconds of a step. Its entries for rows and
+    tasks without a run may change.
     """
     shards = open_shards(shards_folder, verify=False)
     begun = _read_begun(runs)
@@ -167,7 +167,7 @@ def keep_plan(suite: Suite, plan: Plan, runs: Path) -> None:
 def find_finetunings(runs: Path, task: str) -> Iterator[Path]:
     """Yield the folders of all fine-tunings on a task that have settings, unfinished ones first.
 
-    So one that another process finishes meanwhile is met again by its new name.
+    If another process finishes one meanwhile, its new name also appears.
     """
     for name in (f"finetune-{task}.incomplete", f"finetune-{task}"):
         yield from (path.parent for path in sorted(runs.glob(f"*/{name}/config.json")))
@@ -253,7 +253,7 @@ def make_plan(
 
 
 def share_pretrainings(units: Iterable[Unit]) -> list[Unit]:
-    """Return the units, of which those of one pre-training are one; the first row's runs own it."""
+    """Return units, merged if they share a pre-training, which belongs to the first row's runs."""
     shared: dict[tuple[PretrainConfig, ...], Unit] = {}
     for unit in units:
         configs = tuple(run.config for run in unit)
@@ -429,7 +429,7 @@ class Setup(NamedTuple):
 
     @contextmanager
     def telling(self, run: PlannedRun, task: str) -> Iterator[Callable[[dict[str, Any]], None]]:
-        """Yield what keeps the share of a fine-tuning that is done, in a file for `find_work`."""
+        """Yield a function that writes a fine-tuning's progress to a file, for `find_work`."""
         path, told = self.share_file(run, task), 0.0
 
         def tell(record: dict[str, Any]) -> None:
@@ -530,10 +530,10 @@ def find_work(setup: Setup, run: PlannedRun, finetunings: Finetunings) -> Work:
 
 
 def estimate_seconds(plan: Plan, left: Mapping[str, Work]) -> Work:
-    """Return the time of the work that is left on this machine, one run at a time, seconds.
+    """Return the time of the remaining work on this machine, one run at a time, seconds.
 
-    The row with the most of it is timed, and every FLOP is taken to last as long as one of its
-    pre-training. Evaluations are not in it.
+    The row of the run with the most work is timed, and every FLOP is assumed to take as long as
+    one of its pre-training. Evaluations are left out.
     """
     total = Work(*map(sum, zip(*left.values(), strict=True)))
     run = max((run for run in plan.runs if run.name in left), key=lambda run: sum(left[run.name]))

@@ -24,7 +24,7 @@ from electra.shapes import require_fields
 from electra.training.config import PretrainConfig
 
 LEAST_SEEDS = 3
-"""Below, no row is called higher or lower: the interval depends on a spread that is not known."""
+"""With fewer, no row is called higher or lower: the spread behind the interval is unknown."""
 TOO_FEW = "too few seeds"
 POINTS = 100
 """Points of a score: the paper prints shares as per cent."""
@@ -85,11 +85,11 @@ class SuiteResults(TypedDict):
 def find_known(
     out: Path, earlier: Sequence[Path], suite: Suite, plan: Plan, data: Mapping[str, str]
 ) -> tuple[dict[str, Record], list[str]]:
-    """Return the records, by run, that results already have of a plan, and why others do not fit.
+    """Return existing records of a plan's runs, by run, and the reasons why others do not fit.
 
-    Their runs need not be at hand: what one machine has computed, another one completes, and what
-    one suite has computed, others need not. Records of `earlier` that are of other shards, settings
-    or files of a task are passed over; in the suite's own results, they are refused.
+    The folders of these runs are not needed: another machine can continue a suite, and suites can
+    share runs. Records of `earlier` with other shards, settings or files of a task are passed over;
+    in the suite's own results, they are refused.
     """
     planned = {run.name: run for run in plan.runs}
     known, reasons = {}, []
@@ -259,11 +259,11 @@ def estimate_gain(
 ) -> Interval:
     """Return the mean gain over the seeds that both rows have, and its 95% interval.
 
-    This is a two-way analysis of variance: rows, and seeds as blocks. With few seeds the noise of
-    one pair of rows is known badly, so it is taken from all rows with these seeds, except those
-    that are noisier than the rest. Where the pair is alone, or one of the two is noisier, the
-    interval is that of the paired t-test. The scores are by seed; `others` are those of the other
-    rows that are compared with `base`, which enter if they have all of the common seeds.
+    This is a two-way analysis of variance: rows, and seeds as blocks. With few seeds one
+    pair of rows is a poor estimate of the noise, so all rows with these seeds are used, except
+    those that are noisier than the rest. If there is no other row, or one of the pair is noisier,
+    the interval is that of the paired t-test. The scores are by seed; `others` has those of the
+    other rows that are compared with `base`, used if they have all of the common seeds.
     """
     seeds = sorted(own.keys() & base.keys())
     mean = statistics.fmean(own[seed] - base[seed] for seed in seeds)
@@ -326,7 +326,7 @@ class Cell(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Return in words whether the row differs from the reference, and as in the paper."""
+        """Return in words if the row differs from the reference, and if the paper agrees."""
         if self.gain is None:
             return "-"
         if self.num_pairs < LEAST_SEEDS:
@@ -439,7 +439,7 @@ class _Comparison:
         return row.paper[self.suite.fractions_of(row).index(fraction)] if row.paper else None
 
     def _others(self, name: str, fraction: float) -> list[Mapping[int, float]]:
-        """Return other rows' scores against one reference; a row's fractions share its noise."""
+        """Return the scores of other rows with the same reference, at one fraction for each."""
         reference = self.references[name, fraction]
         others: list[Mapping[int, float]] = []
         for row in self.suite.rows:

@@ -53,7 +53,7 @@ def write_results(
 ) -> list[Cell]:
     """Write a suite's results into a folder, and return its comparisons.
 
-    Written are results.json (everything below is made from it; results/README.md has its
+    Writes results.json (the source of all other files; results/README.md has its
     comparisons), README.md, table.tex, figure.png, figure.svg and index.html. They hold no times,
     so the same runs give the same files. `others` are records that were in the folder, of seeds,
     rows or tasks that the plan, of `num_runs`, leaves out; `command` repeats the suite.

@@ -97,8 +97,8 @@ class Session:
 
     Runs that `earlier` results of other suites have are not computed. So many `jobs` are computed
     at a time; 0: none; None: one for each GPU, or one on a CPU. With the engine ray this holds for
-    each machine of the cluster. With a `share` (I, N) of the rows and seeds, I of N are computed,
-    by one of several tasks of a queue. `plan` has all runs of the suite or of the share, and `left`
+    each machine of the cluster. With a `share` (I, N), this command, one of N tasks of a queue,
+    computes every N-th of the rows and seeds, from number I on. `plan` has all runs of the suite or of the share, and `left`
     those that are to be computed, by name.
     """
 
@@ -179,10 +179,10 @@ class Session:
         return write_results(self.out, self.setup.suite, records, others, count, command)
 
     def carry_out(self, show: Show, save: Callable[[], object]) -> None:
-        """Compute what is left. When it is interrupted, every run is stopped at a checkpoint.
+        """Compute what is left. An interruption stops every run at a checkpoint.
 
-        `show` is called with the TFLOPs done and in total of what was left, and what is computed
-        now; `save` whenever the runs of a row and seed are finished. A run that cannot be computed
+        `show` is called with the TFLOPs done, the TFLOPs of all remaining work, and the current
+        runs; `save` whenever the runs of a row and seed are finished. A run that cannot be computed
         is refused when all others are finished.
         """
         make_folder(self.setup.runs)
@@ -200,7 +200,7 @@ class Session:
         looks = 0
         with ExitStack() as stack:
             ray = stack.enter_context(join_ray()) if self.engine == "ray" else None
-            room = len(waiting) if ray else self.jobs  # a cluster knows its own room
+            room = len(waiting) if ray else self.jobs  # Ray queues the others
             stack.enter_context(_ended(working))
             while waiting or working:
                 while waiting and len(working) < room:
@@ -342,7 +342,7 @@ def _compute_unit(setup: Setup, unit: Unit) -> str:
 
 
 def compute_run(setup: Setup, run: PlannedRun) -> None:
-    """Pre-train a run as far as it is not done, then fine-tune it on the tasks not done."""
+    """Do the remaining pre-training of a run, then its remaining fine-tunings."""
     folder = setup.runs / run.name
     if run.twin and not folder.exists():
         with new_folder(folder) as copy:
@@ -382,7 +382,7 @@ def score_pairs(run: Path, data: Path, out: Path) -> None:
 
 @contextmanager
 def _ended(working: Mapping[int, _Process | _RayTask]) -> Iterator[None]:
-    """End what is still working, each after it has written a checkpoint."""
+    """Stop all workers at the end; each first writes a checkpoint."""
     try:
         yield
     finally:

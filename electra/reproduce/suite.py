@@ -38,7 +38,7 @@ class Row:
     against: str = ""
     """The row that this row is compared with; empty: the suite's reference."""
     side: Literal["", "higher", "lower"] = ""
-    """On which side of that row the paper has this one, where it prints no scores."""
+    """Whether the paper has this row higher or lower, if it prints no scores."""
     line: str = ""
     """The row's line in a figure with `x`; rows without one have a line in common."""
     x: float | None = None
@@ -52,7 +52,7 @@ class Ordering:
     row: str
     against: str
     side: Literal["", "higher", "lower"] = ""
-    """On which side of the other the paper has the row, where it prints no scores."""
+    """Whether the paper has the row higher or lower, if it prints no scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,8 +242,8 @@ def find_suite(name: str) -> Path:
 def read_suite(path: Path) -> Suite:
     """Return the suite of a file.
 
-    Its key `extends` names the suite that it changes, or several files of keys, of which the later
-    ones change the earlier. A file NAME.toml is sought beside it.
+    Its key `extends` names the suite that it changes, or several files, of which later ones
+    override earlier ones. A file NAME.toml is looked up in its folder.
     """
     values = _read_values(path, ())
     with tell_place(path):

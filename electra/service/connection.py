@@ -20,13 +20,13 @@ MAX_IDLE = 256
 ROOM_SECONDS = 5.0
 """Time that a new connection has for its request, unless there are twice as many."""
 STAGES = 3
-"""A request is received, computed and answered, each in `max_seconds` at most."""
+"""A request is received, computed and answered, in `STAGES` * `max_seconds` together at most."""
 
 
 class Reading(FlowControl):
-    """uvicorn's control of reading, which stays paused while the next request is there already.
+    """uvicorn's flow control, which stays paused while part of the next request is buffered.
 
-    uvicorn reads on with each answer, so that a client who sends faster fills the memory.
+    uvicorn resumes reading with each answer, so a fast client could fill the memory.
     """
 
     def __init__(self, transport: asyncio.Transport, conn: h11.Connection):
@@ -34,15 +34,15 @@ class Reading(FlowControl):
         self.conn = conn
 
     def resume_reading(self) -> None:
-        """Read on, unless what was read holds more than the present request."""
+        """Resume reading, unless the buffer holds more than this request."""
         if self.conn.their_state is not h11.DONE or not self.conn.trailing_data[0]:
             super().resume_reading()
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection with limits: uvicorn has none of a head's time, and of waiting requests.
+    """uvicorn's connection, with limits on the time of a head and on waiting connections.
 
-    A request's head may take `max_seconds`, and so may a connection without a request.
+    A request's head may take `max_seconds`, and so may the wait for a request.
     """
 
     def __init__(self, *args: Any, max_seconds: float, **others: Any):

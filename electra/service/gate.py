@@ -22,7 +22,7 @@ from electra.terminal.printing import print_log
 OPEN = ("/", "/health", "/ready")
 """Paths that need no token: the page, which has none of its own, and what a supervisor asks."""
 DOCS = ("/docs", "/openapi.json", "/static-offline-docs/")
-"""Beginnings of others: a browser opens them, and cannot send one."""
+"""Prefixes of others, which a browser opens without a token."""
 HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
 CLIENT_GONE = 499
 """nginx's status of a request whose client is gone."""
@@ -64,12 +64,12 @@ class Meters:
 
 
 class Gate:
-    """An ASGI application that lets requests within the limits through to another.
+    """An ASGI application that passes requests within the limits to another one.
 
     A body is received whole, within its limits of size and time, before a route sees it. Starlette
     and uvicorn have middleware for host names and for concurrent requests, but theirs answer with
-    plain text and other statuses. Token and hosts are as in `Service`. What is open to everybody
-    has no part in the limit of requests, and cannot use it up.
+    plain text and other statuses. Token and hosts are as in `Service`. Open paths do not
+    count towards the limit of requests.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Gate:
             if is_admitted:
                 body = await self._receive(request)
             answer = asyncio.ensure_future(self.app(scope, _replay(body, receive), note))
-            if body:  # after it nothing comes but that the client has gone, or has its answer
+            if body:  # the next message is the end: the client has left, or has its answer
                 gone = asyncio.ensure_future(receive())
                 gone.add_done_callback(lambda _: answer.cancel())
             await answer
@@ -117,7 +117,7 @@ class Gate:
         except asyncio.CancelledError:
             if gone and gone.done():
                 status = CLIENT_GONE
-            elif not status:  # by uvicorn, when the time for stopping is up
+            elif not status:  # cancelled by uvicorn after stop_seconds
                 headers = {"Retry-After": "5", "Connection": "close"}
                 await refuse(503, "the service has stopped", headers)(scope, receive, note)
         finally:

@@ -1,9 +1,9 @@
 """The queue of a service: items of many requests, computed together by one thread.
 
-Requests wait in order. The thread takes the oldest item, and with it those that are asked the same
-question and are nearest in length, as many as are soon computed. So little is padded, a long text
-does not hold up short ones, and what nobody waits for any more is dropped between two batches. What
-an item is answered must not depend on the others: the library's functions hold that to rounding.
+Requests wait in order. The thread takes the oldest item, and with it others that have the same
+question and the nearest lengths, up to a limit. This keeps padding small, a long text does not
+delay short ones, and items whose caller has left are dropped between two batches. The answer to an
+item must not depend on the others; the library's functions ensure this up to rounding.
 """
 
 import contextlib
@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 BATCH_SIZE = 32_000
-"""Most that the sizes of the items of a batch add up to, but for a single item."""
+"""Largest sum of the sizes in a batch; only a single item may exceed it."""
 Question = Callable[[list[Any]], Sequence[Any]]
 """Answers a list of items, in order. Equal questions are computed together."""
 
 
 class Full(Exception):
-    """The queue holds as much as it may; `retry_after` seconds later it should be empty."""
+    """The queue is full; it should be empty after `retry_after` seconds."""
 
     def __init__(self, retry_after: int):
         super().__init__(f"the service is busy; try again in {retry_after} s")
@@ -30,7 +30,7 @@ class Full(Exception):
 
 
 class Failed(Exception):
-    """What an item made of a library is no error of Python, such as a panic of Rust."""
+    """An item caused a failure that is no Exception, such as a panic of Rust."""
 
 
 @dataclass(eq=False)
@@ -75,7 +75,7 @@ class BatchQueue:
     def submit(
         self, question: Question, values: Sequence[Any], sizes: Sequence[int]
     ) -> list[Future]:
-        """Return the futures of the answers to some values of some sizes: all are taken, or none.
+        """Return the futures of the answers to values of these sizes; takes all or none.
 
         A queue without room raises Full. An empty queue takes everything.
         """
@@ -90,7 +90,7 @@ class BatchQueue:
         return [item.future for item in items]
 
     def close(self, seconds: float | None = None) -> None:
-        """Compute what waits and end the thread, or leave it to its work after some seconds."""
+        """Compute waiting items and end the thread; after some seconds, stop waiting for it."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -139,7 +139,7 @@ def _compute(batch: list[_Item]) -> None:
             return _compute(batch[half:])
         if not isinstance(error, Exception):
             error = Failed(f"not to be computed: {type(error).__name__}: {error}")
-        with contextlib.suppress(InvalidStateError):  # nobody waits any more
+        with contextlib.suppress(InvalidStateError):  # the caller has left
             batch[0].future.set_exception(error)
         return
     for item, answer in answered:

@@ -26,9 +26,9 @@ BACKLOG = 512
 class Server:
     """A service on a socket, which is bound before the models are read.
 
-    With `follow` new checkpoints of runs are taken up, and a run may be without one; without it
-    SIGHUP has all models read again, and the index that one for retrieval searches in. Port 0 is a
-    free one; `address` is where the service can be reached from this machine.
+    With `follow`, new checkpoints of runs are loaded, and a run may have none yet; without it,
+    SIGHUP makes the service read all models again, and the index of a retrieval model. Port 0
+    picks a free port; `address` is the service's address on this machine.
 
     Raises:
         UserError: The address is in use or not of this machine, or a folder is not a model.
@@ -65,14 +65,14 @@ class Server:
             raise
         name = f"[{host}]" if ":" in host else host
         self.address = f"http://{name}:{self.socket.getsockname()[1]}"
-        # A token keeps strangers out under any name; without one, only names of this machine do.
+        # With a token any name is safe; without one, only names of this machine are accepted.
         hosts = None if token else [name, "localhost", "127.0.0.1", "[::1]"]
         read = partial(read_model, machine=machine, index=index, shows_dev=shows_dev)
         self.service = Service(self.models, config, read, token=token, hosts=hosts, follow=follow)
 
     @property
     def is_computing(self) -> bool:
-        """Whether a batch continues that nobody waits for: its thread ends with the process."""
+        """Whether an abandoned batch is still computed: its thread ends with the process."""
         return self.service.queue.is_alive
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
@@ -110,7 +110,7 @@ class Server:
                 signal.signal(each, handler)
 
     def _make_hang_up(self, stop: Any) -> Any:
-        """Return what SIGHUP does: models are read again, or a closed terminal ends the service."""
+        """Return the handler of SIGHUP: read models again, or stop if the terminal has closed."""
         had_terminal = os.isatty(STDIN)
 
         def hang_up(*details: Any) -> None:

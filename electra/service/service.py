@@ -53,8 +53,8 @@ class Service:
     """Models, queue and limits of one service, and its application.
 
     Clients must send the token, if there is one, as `Authorization: Bearer TOKEN`. `hosts` are the
-    names under which the service may be addressed, so that a page of another site that has its name
-    point to this machine is refused; None: any. With `follow` new checkpoints of runs are taken up.
+    host names that the service accepts, so that requests by a site whose name points to this
+    machine are refused; None: any. With `follow`, new checkpoints of runs are loaded.
     `read` returns the model of a name and a folder, for `read_again`.
     """
 
@@ -142,7 +142,7 @@ class Service:
             raise HTTPException(503, message, {"Retry-After": "5"}) from None
 
     def find(self, name: str, verb: str | None) -> Any:
-        """Return the model of a name, which can be asked the verb, if one is named."""
+        """Return the model of a name; refuse a verb that the model does not have."""
         if name not in self.models:
             raise HTTPException(404, f"no model {name!r}{did_you_mean(name, self.models)}")
         model = self.models[name]
@@ -153,7 +153,7 @@ class Service:
 
 
 def _explain(request: Request, error: Exception) -> JSONResponse:
-    """Return an answer with one line of what is wrong with a request, or with the service."""
+    """Return an answer with a one-line error of the request or of the service."""
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"][1:])
@@ -292,7 +292,7 @@ Served = Annotated[Service, Depends(_find_service)]
 
 
 def _find_model(verb: str) -> Callable[..., Any]:
-    """Return a dependency: the model that the path names, which can be asked the verb."""
+    """Return a dependency: the model that the path names, which must have the verb."""
 
     def find(service: Served, model: Annotated[str, InPath(description="Name of a model.")]) -> Any:
         return service.find(model, verb)
@@ -378,7 +378,7 @@ async def search(
     service: Served, found: Annotated[TaskModel, Depends(_find_model("search"))], body: Queries
 ) -> list[Found]:
     """The passages of the index that are nearest each query, with their cosines."""
-    refuse_empty(body.queries)  # before they wait among those of others
+    refuse_empty(body.queries)  # before they enter the queue
     question, sizes = Search(found, body.top), list(map(len, body.queries))
     answers = await service.ask(question, body.queries, sizes)
     return list(map(Found, body.queries, answers))
@@ -390,7 +390,7 @@ async def predict(
 ) -> list[dict[str, Any]]:
     """The answers of a fine-tuned model; `is_cut` marks a record that was longer than its rows."""
     sizes = list(map(_count_chars, body.records))
-    examples = found.model.parse(body.records)  # before they wait among those of others
+    examples = found.model.parse(body.records)  # before they enter the queue
     answers: list[dict[str, Any]] = await service.ask(found.predict, examples, sizes)
     return answers
 

@@ -56,7 +56,7 @@ class PipeConsole(Console):
 
 
 IS_SILENT = ContextVar("IS_SILENT", default=False)
-"""Whether a script has called what a command would print the progress and result of."""
+"""Whether a script is the caller, so that progress and result are not printed."""
 
 
 @contextmanager
@@ -116,7 +116,7 @@ def print_lines(lines: Sequence[str]) -> None:
 
 
 def print_json(values: object) -> None:
-    """Print a value of JSON on one line; what is no character of text is replaced."""
+    """Print a JSON value on one line; unpaired surrogates are replaced."""
     print_lines([replace_surrogates(json.dumps(values, ensure_ascii=False, allow_nan=False))])
 
 
