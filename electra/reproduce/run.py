@@ -98,8 +98,8 @@ class Session:
     Runs that `earlier` results of other suites have are not computed. So many `jobs` are computed
     at a time; 0: none; None: one for each GPU, or one on a CPU. With the engine ray this holds for
     each machine of the cluster. With a `share` (I, N), this command, one of N tasks of a queue,
-    computes every N-th of the rows and seeds, from number I on. `plan` has all runs of the suite or of the share, and `left`
-    those that are to be computed, by name.
+    computes every N-th of the rows and seeds, from number I on. `plan` has all runs of the suite or
+    of the share, and `left` those that are to be computed, by name.
     """
 
     def __init__(
