@@ -16,7 +16,7 @@ from electra.files import check_hashes, read_object
 from electra.inference.models import name_folders
 
 NAME = "english-tiny"
-SENTENCE = "the river flows into the keyboard near the city"
+SENTENCE = "the battle was fought in 1863 between the union and confederate guitars"
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def here(tmp_path, monkeypatch):
 def test_its_files_are_small_and_whole():
     assert list_bundled() == [NAME]
     files = [path for path in (ENCODERS / NAME).rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) <= 7e6
+    assert sum(path.stat().st_size for path in files) <= 7 * 2**20
     for folder in (ENCODERS / NAME, ENCODERS / NAME / "generator"):
         check_hashes(folder)
         headers = read_tensors(folder / "model.safetensors").headers
@@ -41,8 +41,8 @@ def test_commands_and_the_library_take_its_name(here, capsys):
     (words,) = electra.detect(model, [SENTENCE])
     assert read_pretrained(Path(NAME)).source == NAME  # not a path of this machine
     assert [word["prob_replaced"] for word in told["words"]] == [w.prob_replaced for w in words]
-    assert max(words, key=lambda word: word.prob_replaced).text == "keyboard"
-    assert "paris" in succeed(capsys, "fill", NAME, "the city of [MASK] , in france").out
+    assert max(words, key=lambda word: word.prob_replaced).text == "guitars"
+    assert "rome" in succeed(capsys, "fill", NAME, "the city of [MASK] , in italy").out
     assert electra.embed(model, [SENTENCE]).shape == (1, 128)
     assert len(electra.score(NAME, [SENTENCE])) == 1
     assert NAME in succeed(capsys, "inspect", NAME).out
