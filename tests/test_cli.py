@@ -199,7 +199,7 @@ MISTAKES = [
     ("pretrain --resume run --preset tiny", "--preset"),
     ("pretrain --resume run --recipe best", "--recipe"),
     ("pretrain --resume scores", "is not the config of a run, but of a fine-tun"),
-    ("pretrain shards --out run --preset small --dry-run", "begun with model.embedding_size="),
+    ("pretrain shards --out run --preset small --dry-run", "started with model.embedding_size="),
     ("pretrain shards --out OUT --max-time", "--max-time needs a value\n"),
     ("pretrain shards --out OUT --max-time 90", "such as 90m or 3h, not '90'\n"),
     ("pretrain shards --out OUT --max-time 0s", "--max-time must be > 0"),

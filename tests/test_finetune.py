@@ -366,7 +366,7 @@ def test_the_headline_is_the_median_of_the_seeds_as_drawn(tmp_path):
     task = Task("toy", SpanExtraction(metrics=("accuracy",)), {})
     fewer = summarise(tmp_path, task, 2)
     assert list(fewer["seeds"] | fewer["replacements"]) == ["0", "1", "1000", "1001", "2000"]
-    refuse("lacks seeds [3]; give", summarise, tmp_path, task, 4)
+    refuse("lacks seeds [3]; run", summarise, tmp_path, task, 4)
     results = summarise(tmp_path, task, 3)
     assert (results["median"], results["num_degenerate"]) == (0.5, 2)
     assert list(results["seeds"]) == ["0", "1", "2"]

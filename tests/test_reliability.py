@@ -95,7 +95,7 @@ def test_a_run_that_goes_on_in_another_dtype_says_so(stopped, train):
     ("settings", "says"),
     [
         ("train.steps=8", r"train\.steps=12, not 8: a run can be made longer, not shorter"),
-        ("model.num_hidden_layers=3", r"begun with model\.num_hidden_layers=2, not 3: .* --out"),
+        ("model.num_hidden_layers=3", r"started with model\.num_hidden_layers=2, not 3: .* --out"),
         (
             "train.seed=1 model.layer_norm_eps=1 train.log_every=3",
             r"model\.layer_norm_eps=1e-12, not 1\.0, train\.seed=0, not 1: .* --resume \S*run`$",

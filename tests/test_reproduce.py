@@ -661,7 +661,7 @@ def test_what_runs_were_begun_with_may_change_until_there_is_one(toy_suite, toy_
     (folder / "config.json").write_text("{}")
     refuse("own with epochs=2, not epochs=1 ", open_plan, suite, toy_shards, tmp_path, 1)
     keep_plan(other, plan._replace(shards="others"), tmp_path)
-    refuse("begun with other shards", open_plan, other, toy_shards, tmp_path, 1)
+    refuse("started with other shards", open_plan, other, toy_shards, tmp_path, 1)
 
 
 @pytest.mark.parametrize(

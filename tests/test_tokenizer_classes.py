@@ -324,7 +324,7 @@ def test_what_transformers_cannot_read_is_read_as_it_is(tmp_path):
     backend.save(
         str(write_folder(tmp_path, tokenizer_class="DebertaV2Tokenizer") / "tokenizer.json")
     )
-    with pytest.warns(UserWarning, match="transformers cannot read the tokenizer: .*as it is"):
+    with pytest.warns(UserWarning, match="transformers cannot read the tokenizer: .*alone is read"):
         ours = Tokenizer.load(tmp_path)
     assert ours.encode("a") == [0]
 

@@ -59,8 +59,8 @@ def update_readme(readme_path: Path, results_folder: Path) -> list[Path]:
     """Write the results into README, the pages of docs/ and docs/results.svg; return their paths.
 
     README and pages change only between their two markers. Nothing is written before all contents
-    are complete. README shows the run whose weights were fine-tuned on the most tasks, of several
-    the longest.
+    are complete. README shows the run with the most tasks that were fine-tuned with its weights
+    and from scratch, the longest among several.
 
     Args:
         readme_path: The README. The folder docs/ is next to it.
@@ -93,9 +93,12 @@ def update_readme(readme_path: Path, results_folder: Path) -> list[Path]:
 
 def _rank_result(result: Result) -> tuple[bool, int, float]:
     """Return what decides which run README shows."""
-    tasks = {each.task for each in result.finetunings if not each.from_scratch}
+    tuned, scratch = (
+        {each.task for each in result.finetunings if each.from_scratch == is_scratch}
+        for is_scratch in (False, True)
+    )
     is_quickstart = result.run.name.startswith(QUICKSTART)
-    return not is_quickstart, len(tasks), result.run.last_train.get("tokens", 0)
+    return not is_quickstart, len(tuned & scratch), result.run.last_train.get("tokens", 0)
 
 
 def _read_frame(path: Path) -> tuple[str, str]:
