@@ -23,7 +23,15 @@ from torch import Tensor, nn
 
 from electra.model.deberta_config import DebertaConfig
 from electra.model.electra import PostNormLayer, SelfAttention
-from electra.model.parts import Body, Dropout, DropoutMasks, LayerNorm, Sight, TokenEmbeddings
+from electra.model.parts import (
+    Body,
+    Dropout,
+    DropoutMasks,
+    LayerNorm,
+    Sight,
+    TokenEmbeddings,
+    is_any_length,
+)
 
 
 class RelativePlaces(NamedTuple):
@@ -64,7 +72,7 @@ class RelativePositions(nn.Module):
         zero = len(self.rows) // 2
         rows_T = self.rows_T[zero - sight.length + 1 : zero + sight.length]
         table_RH = self.embeddings.weight
-        if not torch.compiler.is_exporting():  # an exported graph is for rows of any length
+        if not is_any_length():
             first, last = (self.rows[zero + way * (sight.length - 1)] for way in (-1, 1))
             table_RH, rows_T = table_RH[first : last + 1], rows_T - first
         mask = sight.make_mask(sight.find_forbidden())

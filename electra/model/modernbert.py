@@ -35,6 +35,7 @@ from electra.model.parts import (
     TokenEmbeddings,
     TransformerLayer,
     attend,
+    is_any_length,
     make_norm,
 )
 
@@ -96,9 +97,9 @@ class RotaryPlaces(nn.Module):
         places = Places(None, *_find_angles(length, config.head_size, theta, sight.device), 0)
         forbidden, half = sight.find_forbidden(), config.local_attention // 2
         # An exported graph is for rows of any length, so its local layers always have a mask.
-        is_any_length = torch.compiler.is_exporting()
-        if is_local and (is_any_length or half < length - 1):
-            block = 0 if is_any_length else find_block(length, half)
+        any_length = is_any_length()
+        if is_local and (any_length or half < length - 1):
+            block = 0 if any_length else find_block(length, half)
             if block:
                 has_rows = sight.documents_BL is None and sight.sees == "all"
                 lengths_B = None if sight.real_BL is None else sight.real_BL.sum(dim=1)

@@ -33,6 +33,14 @@ def runs_operations(device: torch.device) -> bool:
     return device.type == "cpu" and not torch.compiler.is_compiling()
 
 
+def is_any_length() -> bool:
+    """Return whether a graph for rows of any length is exported.
+
+    torch 2.11 also calls it exporting when torch.compile traces a step, whose rows have one length.
+    """
+    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+
+
 class Linear(nn.Linear):
     """A linear map whose float32 weights follow the dtype of its input."""
 
