@@ -37,7 +37,7 @@ SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 
 
 SEPARATOR_LINE = re.compile(r"""\ufeff?"?sep=([^\w\s"]|\t)"?\s*""", re.IGNORECASE)
-"""First line that tells Excel what separates the columns."""
+"""First line by which a file names its separator to Excel."""
 
 
 def format_of(path: Path) -> str:
@@ -72,7 +72,7 @@ def _split_rows(
     may_be_short: bool = False,
 ) -> Iterator[tuple[int, Sequence[str]]]:
     """Yield a table's columns and its rows that are not blank, with the line where each begins."""
-    # A first line such as "sep=;", that tells Excel the separator, is none of the rows.
+    # A first line such as "sep=;", which names the separator to Excel, is not a row.
     if columns:
         yield 0, columns
     lines, begin = iter(lines), 1
