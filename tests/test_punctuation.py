@@ -105,6 +105,6 @@ def test_what_was_learnt_stands_beside_a_unigram_guess():
     caught = [TokenView("a", "b", True, 0.3)] * 13
     frequency_of = {"the": 1000, "a": 500, "hapax": 1}
     assert describe_learnt([frequent + rare + caught], frequency_of) == (
-        "Of the 10 held-out tokens that the discriminator trusts least, the generator had replaced "
-        "10; of the 10 rarest tokens, 3; of all tokens, 26%."
+        "The generator had replaced 10 of the 10 held-out tokens that the discriminator trusts "
+        "least, 3 of the 10 rarest tokens, and 26% of all tokens."
     )

@@ -454,9 +454,10 @@ def describe_learnt(samples: Sequence[Sentence], frequency_of: Mapping[str, floa
     views = [view for row in samples for view in row]
     share = sum(view.is_replaced for view in views) / len(views)
     return (
-        f"Of the {NUM_SUSPECTS} held-out tokens that the discriminator trusts least, the generator "
-        f"had replaced {count_least_trusted(samples, NUM_SUSPECTS)}; of the {NUM_SUSPECTS} rarest "
-        f"tokens, {count_least_trusted(rarity, NUM_SUSPECTS)}; of all tokens, {share:.0%}."
+        f"The generator had replaced {count_least_trusted(samples, NUM_SUSPECTS)} of the "
+        f"{NUM_SUSPECTS} held-out tokens that the discriminator trusts least, "
+        f"{count_least_trusted(rarity, NUM_SUSPECTS)} of the {NUM_SUSPECTS} rarest tokens, and "
+        f"{share:.0%} of all tokens."
     )
 
 

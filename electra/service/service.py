@@ -214,7 +214,7 @@ class ToEmbed(Texts):
         None, ge=0, description="Layer; 0: the embeddings; null: the last layer."
     )
     pooling: Literal["mean", "cls"] | None = Field(
-        None, description="Of the states of a text; null: the mean."
+        None, description="Pooling of the states of a text; null: the mean."
     )
 
 
@@ -237,7 +237,7 @@ class PictureOf(Asked):
     text: Text = Field(examples=["the chef cooked the meal"])
     mask_prob: float = Field(0.15, ge=0, le=1, description="Share of the tokens masked.")
     positions: list[int] | None = Field(None, description="Tokens masked, instead of mask_prob.")
-    seed: int = Field(0, ge=0, lt=1 << 32, description="Of positions and samples.")
+    seed: int = Field(0, ge=0, lt=1 << 32, description="Seed of positions and samples.")
     top: int = Field(5, ge=1, le=MAX_TOP, description="The generator's best tokens.")
     beside: list[str] = Field([], max_length=3, description="Models that judge as well.")
 
